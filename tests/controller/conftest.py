@@ -1,4 +1,4 @@
-"""The command line in this process, against an emulated cloud of the test's own."""
+"""The command line in this process, against an emulated cloud of the test's own, whose whole state can be compared."""
 
 import json
 import os
@@ -14,13 +14,15 @@ import pytest
 from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
+from controller.localcloud.store import ERROR_KIND, Store
 from controller.ssh.fleet import Fleet
 from tests.controller.agent.conftest import place_agent, unpacked_agent
 from tests.controller.ssh.sshserver import SshPod
-from tests.controller.state import internal_errors
 from tests.emulators import Emulators
 
 __all__ = ["unpacked_agent"]
+
+
 ECHO_COMMAND = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
 ONE_WORKER = "tpu.accelerator_type=v5litepod-8"
 
@@ -136,3 +138,26 @@ def make_pod(
         fleet.close()
     for pod in pods:
         pod.close()
+
+
+TRANSIENT_KINDS = frozenset({"operation", "fault", "settings", "service"})
+"""What may differ: the record of what was done, and the APIs, which stay enabled by design."""
+
+
+def comparable_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is there, without the etags of policies and without policies that bind nobody."""
+    found = {kind: things for kind, things in state.items() if kind not in TRANSIENT_KINDS}
+    found["policy"] = {
+        name: {**policy, "etag": None} for name, policy in state["policy"].items() if policy.get("bindings")
+    }
+    return found
+
+
+def internal_errors(folder: Path) -> list[str]:
+    """What the emulated cloud of that state folder, awake or not, has done wrong itself."""
+    if not (folder / "state.db").exists():
+        return []
+    store = Store(folder / "state.db")
+    found = [f"{name}\n{mistake['traceback']}" for name, mistake in store.items(ERROR_KIND)]
+    store.close()
+    return found

@@ -26,8 +26,8 @@ STEP = re.compile(
 SESSIONS = ("docs/first-run.md", "docs/your-program.md", "docs/tutorial.md", "README.md", "--help")
 """Pages in the order of their sessions; a command of several is run in the session of the first."""
 CI = ".ci/run"
-CREDENTIALS = "tests/controller/gcp/test_credentials.py"
-LAPTOP = "tests/controller/installed/test_laptop.py::test_a_laptop_needs_no_jax"
+CREDENTIALS = "tests/controller/gcp/test_client.py"
+LAPTOP = "tests/controller/installed/test_installed.py::test_a_laptop_needs_no_jax"
 REHEARSED = "tests/controller/rehearsal/test_rehearsal.py::test_an_experiment_is_preempted_and_goes_on"
 WITNESSED = (
     "tests/scenarios/witness/test_witness.py::"
@@ -46,7 +46,7 @@ ELSEWHERE = {
     "slipway witness cloud=mine tpu=mine": WITNESSED,  # the session of the first run plays one on another type
     "slipway witness --usd 2 --minutes 30 cloud=mine tpu=mine": WITNESSED,
     "slipway report --sweep trm_width --x params --fit power --level 0.8": (
-        "tests/controller/report/test_scaling.py::test_the_verb_prints_the_fit_and_writes_the_section"
+        "tests/controller/report/test_stats.py::test_the_verb_prints_the_fit_and_writes_the_section"
     ),
 }
 """Commands that no session runs, and the file that does or the test that proves what comes nearest."""

@@ -27,10 +27,9 @@ from controller.agent.tree_hash import tree_hash
 from controller.core.type_check import type_problem
 from controller.ssh.agent_link import answer_types, build_bundle
 from tests.agents import find_program
-from tests.controller.agent.bucket import FakeBucket
-from tests.controller.agent.programs import end_programs
 from tests.controller.localcloud.harness import wait_for as wait_for
 from tests.emulators import Emulators
+from tests.fakes.loopback import FakeBucket
 from tests.golden import golden
 
 GOLDEN = golden("agent")
@@ -256,3 +255,12 @@ def run(worker: AgentWorker, installed: tuple[Path, str]) -> ProgramRun:
     for name in ("code", "venv"):
         shutil.copytree(installed[0] / name, worker.root / name, symlinks=True)
     return ProgramRun(worker, installed[1])
+
+
+def end_programs(home: Path) -> None:
+    """Kill the supervisors and programs of a worker whose home is this folder."""
+    for path in home.glob(".slipway/runs/*/attempt-*/pid.json"):
+        record = json.loads(path.read_bytes())
+        for who in ("supervisor", "program"):
+            if is_alive(record[who]):
+                os.kill(record[who]["pid"], signal.SIGKILL)

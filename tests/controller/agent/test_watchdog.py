@@ -13,8 +13,8 @@ import pytest
 
 from controller.agent.process import is_alive
 from controller.agent.watchdog import deletion_reason, ssh_sessions
-from tests.controller.agent.bucket import Loopback
 from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
+from tests.fakes.loopback import Loopback
 
 QUEUED, NODE = "projects/p/locations/z/queuedResources/pod?force=true", "projects/p/locations/z/nodes/pod"
 

@@ -9,7 +9,7 @@ from controller.checks import page
 from controller.checks.preflight import check_modules, checks_of, preflight
 from controller.checks.training import schedule_ends_late, warmup_leaves_updates
 from controller.config.compose import compose
-from tests.controller.checks.plans import config
+from tests.composed import config_of as config
 from tests.paths import ROOT
 
 GCP = ["cloud.project=acme", "program=command", "program.command=[python,train.py]"]

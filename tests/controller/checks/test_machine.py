@@ -10,14 +10,14 @@ import pytest
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
 from controller.checks import machine
-from controller.checks import machine as checks
 from controller.checks.assets import local_files_are_here
 from controller.checks.machine import downloads_fit, programs_are_installed, workers_disks_suffice
 from controller.checks.preflight import preflight
 from controller.config.this_machine import Devices
 from controller.localcloud.hub import HubServer
 from controller.progress import format_size
-from tests.controller.checks.plans import build, config, context, plan_of
+from tests.composed import config_of as config
+from tests.controller.checks.plans import build, context, plan_of
 from tests.hub import CONTENT, hub
 
 __all__ = ["hub"]
@@ -176,7 +176,7 @@ def cloud(*words: str) -> HereCloud:
     ],
 )
 def test_the_devices_are_those_of_the_machine(words: list[str], found: Devices, said: str) -> None:
-    issues = [issue.message for issue in checks.missing_devices(cloud(*words), found)]
+    issues = [issue.message for issue in machine.missing_devices(cloud(*words), found)]
     assert len(issues) == bool(said)
     assert said in "".join(issues)
 
@@ -194,15 +194,15 @@ def test_the_devices_are_those_of_the_machine(words: list[str], found: Devices, 
     ],
 )
 def test_jax_has_its_plugin(backend: str, versions: dict[str, str], said: str) -> None:
-    issues = [issue.message for issue in checks.missing_packages(True, backend, versions, {})]
+    issues = [issue.message for issue in machine.missing_packages(True, backend, versions, {})]
     assert len(issues) == bool(said)
     assert said in "".join(issues)
 
 
 def test_another_program_may_do_without_jax() -> None:
-    assert not [*checks.missing_packages(False, "gpu", {}, {})]
-    assert [issue.severity for issue in checks.missing_packages(False, "gpu", JAX, {})] == ["warning"]
-    assert not [*checks.missing_packages(True, "tpu", JAX, {"TPU_LIBRARY_PATH": "/lib/libtpu.so"})]
+    assert not [*machine.missing_packages(False, "gpu", {}, {})]
+    assert [issue.severity for issue in machine.missing_packages(False, "gpu", JAX, {})] == ["warning"]
+    assert not [*machine.missing_packages(True, "tpu", JAX, {"TPU_LIBRARY_PATH": "/lib/libtpu.so"})]
 
 
 def found(*words: str) -> list[str]:

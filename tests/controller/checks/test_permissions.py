@@ -18,7 +18,7 @@ from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.permissions import CHANGE, MAKE, Need, permissions_of_plan
 from controller.ssh.login import Login
-from tests.controller.checks.plans import config
+from tests.composed import config_of as config
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import PROJECT, EmulatedCloud
 from tests.emulators import Emulators

@@ -1,21 +1,23 @@
-"""What the controller keeps in the bucket and on this machine, against the golden files of its format."""
+"""What the controller keeps in the bucket and on this machine, against golden files; and memory that is given back."""
 
+import ctypes
 import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 import yaml
 
 from conf.formats import FORMAT, POD_VARIABLE, format_problem
 from controller.agent import formats as agent_formats
 from controller.alerts.alert import AlertRecord
-from controller.config.compose import compose
 from controller.config.run_yaml import render
 from controller.core.events import Event
 from controller.core.formats import FormatError, checked, has_format
+from controller.core.freed_memory import INTERVAL_SECONDS, FreedMemory
 from controller.gcp.folder_store import ObjectMetadata
 from controller.lease.store import LeaseRecord
 from controller.records import index, recorder
@@ -27,6 +29,8 @@ from controller.resources.pod.pending_deletion import PendingDeletion
 from controller.ssh.connect import WorkerError
 from controller.ssh.connection import Connection
 from controller.sweep.board import SavedBoard
+from tests.composed import config_of
+from tests.fakes.clock import ManualClock
 from tests.golden import golden
 
 RUN = "quickstart-0a1b2c3d"
@@ -85,9 +89,7 @@ def test_the_record_and_its_row(tmp_path: Path) -> None:
 
 def test_run_yaml() -> None:
     body = golden("run_yaml")
-    words = ["+experiment=quickstart", "cloud=gcp", "tpu.accelerator_type=v5litepod-16", "run.seed=7"]
-    config, problems = compose(words)
-    assert config is not None, problems
+    config = config_of("+experiment=quickstart", "cloud=gcp", "tpu.accelerator_type=v5litepod-16", "run.seed=7")
     content = yaml.safe_load(render(config, RUN, "lab-slipway", {}))
     assert {key: content[key] for key in body} == body
     assert set(content) - set(body) == {"model", "data", "loop", "optimizer", "mesh", "checkpoint", "logging"}
@@ -119,3 +121,30 @@ def test_the_agent_says_the_same(body: Any) -> None:
     assert (problem == "") == (body == {"format": FORMAT})
     assert len(problem) < 130
     assert has_format(body) is (isinstance(body, dict) and "format" in body)
+
+
+BLOCKS, BLOCK_BYTES = 50_000, 2000
+
+
+def resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_freed_memory_goes_back_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    freed = FreedMemory(clock)
+    blocks = [bytearray(BLOCK_BYTES) for _ in range(BLOCKS)]
+    last = bytearray(BLOCK_BYTES)  # what lies behind free memory keeps the C library from returning it
+    del blocks
+    kept = resident()
+    clock.elapsed = INTERVAL_SECONDS - 1
+    freed.return_if_due()
+    assert resident() > kept - BLOCKS * BLOCK_BYTES / 10
+    clock.elapsed = INTERVAL_SECONDS
+    freed.return_if_due()
+    assert resident() < kept - BLOCKS * BLOCK_BYTES / 2
+    assert len(last) == BLOCK_BYTES
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    clock.elapsed = 3 * INTERVAL_SECONDS
+    freed.return_if_due()  # of another C library nothing is asked

@@ -1,4 +1,4 @@
-"""The real gcloud, pointed at an emulated cloud."""
+"""The real gcloud, and a controller without command line, on an emulated cloud."""
 
 import os
 import re
@@ -7,10 +7,22 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from google.oauth2.credentials import Credentials
 
+from controller.context import Context
+from controller.core.clock import Clock
+from controller.core.events import Events
+from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
+from controller.plan.build import node_resource
+from controller.plan.preview import preview_resources
+from controller.plan.project import bucket_name, shared_resources
+from controller.reconcile.resource import Resource
+from controller.ssh.login import Login
+from tests.composed import config_of
 from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
 
 SSH = """#!/bin/bash
@@ -85,3 +97,23 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedCloud]:
     made.start("--operation-seconds=0")
     yield made
     run_localcloud("wipe", made.state)
+
+
+def make_context(cloud: EmulatedCloud, folder: Path) -> Context:
+    """The emulated cloud as the controller sees it; `folder` holds its keys."""
+    endpoint, clock = cloud.endpoint, Clock()
+    google = GoogleClient(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
+    login = Login(google, clock, "slipway-local", "slipway", folder)
+    return Context("slipway-local", google, clock, Events(clock), folder, login, 0.02, cast(Any, None))
+
+
+def desired_resources(*overrides: str) -> list[Resource]:
+    """What pods share, and the pod without what is on its workers."""
+    config = config_of("cloud=local", "program=command", *overrides)
+    shared = list(shared_resources(config, bucket_name(config, "slipway-local")))
+    return [*shared, node_resource(config, tuple(r.id for r in shared))]
+
+
+def planned_actions(context: Context, *overrides: str) -> dict[str, str]:
+    """What `plan` says would be done about each resource, by id."""
+    return {row.resource.id: row.action for row in preview_resources(tuple(desired_resources(*overrides)), context)}

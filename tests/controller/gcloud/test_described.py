@@ -1,8 +1,10 @@
-"""What the controller made, as the real gcloud describes it."""
+"""What the controller made, as the real gcloud describes it; and a slice that gcloud itself makes and deletes."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,9 @@ from controller.reconcile.reconciler import reconcile
 from controller.resources.services import Services
 from controller.resources.vpc import ComputeResource
 from tests.conftest import deep
-from tests.controller.gcloud.conftest import GcloudShell
-from tests.controller.gcloud.project import desired_resources, make_context, planned_actions
+from tests.controller.gcloud.conftest import GcloudShell, desired_resources, make_context, planned_actions
 from tests.controller.localcloud.harness import APIS as OTHERS
-from tests.controller.localcloud.harness import REGION, ZONE, EmulatedCloud
+from tests.controller.localcloud.harness import PROJECT, REGION, ZONE, EmulatedCloud
 
 APIS = next(tuple(sorted(r.apis)) for r in desired_resources() if isinstance(r, Services))
 ENABLED = sorted({*APIS, "monitoring.googleapis.com", *(f"{api}.googleapis.com" for api in OTHERS.split())})
@@ -167,3 +168,49 @@ def _of(value: Any, wanted: Any) -> Any:
         return [_of(one, other) for one, other in zip(value, wanted, strict=True)]
     link = isinstance(value, str) and isinstance(wanted, str) and "/" in value and "/" not in wanted
     return value.rpartition("/")[2] if link else value
+
+
+IMAGE = "--image-project=ubuntu-os-accelerator-images --image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
+REGIONAL = f"{PROJECT}/regions/{REGION}"
+GROUPS = "compute instance-groups managed"
+GROUP = (
+    f"--zone={ZONE} --size=0 --template={REGIONAL}/instanceTemplates/pod "
+    f"--workload-policy={REGIONAL}/resourcePolicies/pod --default-action-on-vm-failure=do-nothing"
+)
+
+
+@pytest.mark.deep
+def test_a_slice_by_gcloud(cloud: EmulatedCloud, tmp_path: Path) -> None:
+    shell = GcloudShell(cloud, tmp_path)
+
+    def gcloud(words: str) -> subprocess.CompletedProcess[str]:
+        return shell.run(f"gcloud {words}")
+
+    def done(words: str) -> str:
+        ran = gcloud(words)
+        assert ran.returncode == 0, ran.stdout
+        return ran.stdout
+
+    cloud.create_network("net")
+    done(f"compute resource-policies create workload-policy pod --region={REGION} --type=high-throughput "
+         "--accelerator-topology=2x4")  # fmt: skip
+    done(f"compute instance-templates create pod --instance-template-region={REGION} --machine-type=ct6e-standard-4t "
+         f"--maintenance-policy=TERMINATE {IMAGE} --boot-disk-size=200GB --scopes=cloud-platform --subnet=net "
+         f"--region={REGION} --provisioning-model=SPOT --instance-termination-action=DELETE")  # fmt: skip
+    refused = gcloud(f"{GROUPS} create pod {GROUP}")
+    assert "MIGs with TPU accelerator topology require BULK mode in target size policy" in refused.stdout
+    done(f"alpha {GROUPS} create pod {GROUP} --target-size-policy-mode=bulk")
+    done(f"{GROUPS} resize pod --zone={ZONE} --size=2")
+    done(f"{GROUPS} wait-until pod --zone={ZONE} --stable --timeout=120")
+    members = done(f"{GROUPS} list-instances pod --zone={ZONE} --format='value(name,instanceStatus)'").splitlines()
+    assert [line.split()[1] for line in members] == ["RUNNING", "RUNNING"]
+    assert "pod" in done(f"{GROUPS} list --format='value(name)'").split()
+    shown = json.loads(done(f"{GROUPS} describe pod --zone={ZONE} --format=json"))
+    assert shown["status"]["appliedAcceleratorTopologies"] == [{"acceleratorTopology": "2x4", "state": "ACTIVE"}]
+    listed = json.loads(done("compute instances list --format=json"))
+    assert {one["name"] for one in listed} == {line.split()[0] for line in members}
+    used = gcloud(f"compute instance-templates delete pod --region={REGION}")
+    assert "is already being used by" in used.stdout
+    done(f"{GROUPS} delete pod --zone={ZONE}")
+    done(f"compute instance-templates delete pod --region={REGION}")
+    done(f"compute resource-policies delete pod --region={REGION}")

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.controller.gcloud.conftest import STUB_COMMANDS, GcloudShell
-from tests.controller.gcloud.project import make_context, planned_actions
+from tests.controller.gcloud.conftest import STUB_COMMANDS, GcloudShell, make_context, planned_actions
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.groups import load_yaml
 from tests.paths import SHARED

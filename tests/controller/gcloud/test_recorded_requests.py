@@ -15,7 +15,7 @@ import pytest
 from controller.reconcile.reconciler import destroy, reconcile
 from controller.resources.accounts import ServiceAccount
 from controller.resources.bastion_vm import Bastion
-from tests.controller.gcloud.project import desired_resources, make_context
+from tests.controller.gcloud.conftest import desired_resources, make_context
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, EmulatedCloud, run_localcloud
 from tests.paths import ROOT
 

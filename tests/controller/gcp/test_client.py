@@ -1,21 +1,32 @@
-"""What Google refuses for now is asked for again, when Google says so; what it refuses for good is not."""
+"""What Google refuses for now is asked for again, for a time that is named; what for good is not. Credential files."""
 
+import gc
+import json
+from collections.abc import Callable
 from http.client import IncompleteRead
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from google.auth.compute_engine import Credentials as ComputeCredentials
 from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError, TransportError
 from googleapiclient import discovery
 
-from controller.core.errors import CloudError, LeaseLostError
+from controller.core.clock import Clock
+from controller.core.errors import CloudError, ConfigError, LeaseLostError
+from controller.gcp import credentials
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import GoogleError, NoCredentialsError
+from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
+from controller.gcp.errors import UNREACHABLE, ForbiddenError, GoogleError, NoCredentialsError
 from controller.gcp.operations import OperationFailedError, code_name, poll_compute
-from controller.gcp.retries import ATTEMPTS
+from controller.gcp.retries import ATTEMPTS, OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, Retries, outlast, wait_out
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
+from tests.fakes.clock import ManualClock
 
 
 def test_retry_after_is_kept_to(project: EmulatedProject) -> None:
@@ -205,3 +216,167 @@ def test_a_poll_asks_google_once_each_time_and_does_not_wait() -> None:
         is_done()
     assert refused.value.reason == "STOCKOUT"
     assert asked == [{"method": "zoneOperations.get", "project": "p", "operation": "op", "zone": "a-b-c"}] * 2
+
+
+def answering(*errors: GoogleError | None) -> Callable[[], str]:
+    """A request with these answers, the last one for ever."""
+    left = list(errors)
+
+    def act() -> str:
+        error = left.pop(0) if left[1:] else left[0]
+        if error is not None:
+            raise error
+        return "the answer"
+
+    return act
+
+
+STORM = GoogleError("storage objects.get", 503, "UNAVAILABLE", "backend error")
+
+
+def test_a_storm_is_waited_out_and_said_once() -> None:
+    clock, said = ManualClock(), list[str]()
+    assert wait_out(clock, answering(STORM, STORM, STORM, None), "gs://b", said.append) == "the answer"
+    assert said == ["gs://b answers 503 UNAVAILABLE; waiting, for at most 10 minutes"]
+    assert clock.elapsed == 3 * OUTAGE_PAUSE_SECONDS
+
+
+def test_the_wait_has_an_end_and_the_message_names_it() -> None:
+    clock = ManualClock()
+    message = r"^gs://b has answered only 503 UNAVAILABLE for 10 minutes \(backend error\); nothing was changed\. Run"
+    with pytest.raises(CloudError, match=message):
+        wait_out(clock, answering(STORM), "gs://b", lambda _: None)
+    assert clock.elapsed == OUTAGE_SECONDS
+
+
+@pytest.mark.parametrize(
+    "error", [ForbiddenError("get", 403, "denied", "no"), GoogleError("get", 503, UNREACHABLE, "no network")]
+)
+def test_what_waiting_does_not_change_is_raised_at_once(error: GoogleError) -> None:
+    clock, said = ManualClock(), list[str]()
+    with pytest.raises(GoogleError) as raised:
+        wait_out(clock, answering(error), "gs://b", said.append)
+    assert (raised.value, clock.elapsed, said) == (error, 0.0, [])
+
+
+OFFLINE = GoogleError("storage objects.get", 503, UNREACHABLE, "no network")
+
+
+def test_an_outage_during_a_run_is_outlasted_and_said_once() -> None:
+    clock, said = ManualClock(), list[str]()
+    assert outlast(clock, answering(STORM, OFFLINE, STORM, None), "gs://b", said.append, 24) == "the answer"
+    assert said == ["gs://b does not answer (backend error); the run goes on, waiting"]
+
+
+@pytest.mark.parametrize(("hours", "seconds"), [(24, 24 * 3600), (0, OUTAGE_SECONDS)])
+def test_an_outage_during_a_run_has_a_bound_with_a_key(hours: float, seconds: float) -> None:
+    clock = ManualClock()
+    with pytest.raises(
+        CloudError, match=r"^gs://b has not answered for .* h, the limit \(checkpoint\.max_outage_hours\)"
+    ):
+        outlast(clock, answering(STORM), "gs://b", lambda _: None, hours)
+    assert clock.elapsed == seconds
+
+
+def test_a_machine_without_a_network_waits_for_its_return() -> None:
+    clock = ManualClock()
+    hours = [OFFLINE] * int(3 * 3600 / OUTAGE_PAUSE_SECONDS)
+    assert outlast(clock, answering(*hours, None), "gs://b", lambda _: None, 1) == "the answer"
+
+
+def test_a_refusal_is_no_outage() -> None:
+    with pytest.raises(ForbiddenError):
+        outlast(ManualClock(), answering(ForbiddenError("get", 403, "denied", "no")), "gs://b", lambda _: None, 24)
+
+
+def test_requests_leave_nothing_to_the_garbage_collector() -> None:
+    retries = Retries(Clock())
+    retries.call(int)
+    gc.collect()
+    for _ in range(100):
+        retries.call(int)
+    assert gc.collect() < 100, "found after 100 requests, those of other threads included"
+
+
+USER = {"type": "authorized_user", "client_id": "id", "client_secret": "secret", "refresh_token": "token"}
+
+
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], project: str | None) -> Any:
+    (file := tmp_path / "adc.json").write_text(json.dumps(content))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    return application_default_credentials(project)
+
+
+@pytest.mark.parametrize(
+    ("stored", "project", "expected"), [(None, "p1", "p1"), ("other", "p1", "other"), (None, None, None)]
+)
+def test_a_user_has_a_quota_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str | None, project: str | None, expected: str | None
+) -> None:
+    content = USER | ({"quota_project_id": stored} if stored else {})
+    loaded = load(tmp_path, monkeypatch, content, project)
+    assert loaded.quota_project_id == expected
+    assert loaded.scopes is None, "a refresh that names cloud-platform alone loses the user's address"
+
+
+def test_a_service_account_gets_scopes_and_no_quota_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    content = {
+        "type": "service_account",
+        "client_email": "a@p.iam.gserviceaccount.com",
+        "token_uri": "https://oauth2.googleapis.com/token",
+        "private_key": key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode(),
+    }
+    found = load(tmp_path, monkeypatch, content, "p1")
+    assert (tuple(found.scopes), found.quota_project_id) == (SCOPES, None)
+
+
+@pytest.mark.parametrize(
+    ("product", "variables", "found"),
+    [
+        ("Google Compute Engine\n", {}, True),
+        ("Google Compute Engine\n", {"NO_GCE_CHECK": "true"}, False),
+        ("HP Laptop\n", {}, False),
+        ("HP Laptop\n", {"CLOUD_SHELL": "true"}, True),
+        (None, {}, False),
+    ],
+)
+def test_a_google_vm_has_its_own_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, product: str | None, variables: dict[str, str], found: bool
+) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "NO_GCE_CHECK", "CLOUD_SHELL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"CLOUDSDK_CONFIG": str(tmp_path), **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(credentials, "PRODUCT_NAME", tmp_path / "product_name")
+    if product is not None:
+        (tmp_path / "product_name").write_text(product)
+    own = application_default_credentials("p1")
+    assert type(own) is ComputeCredentials if found else own is None
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+    assert application_default_credentials("p1") is None, "the named file decides"
+
+
+def test_the_project_is_that_of_the_named_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_ACTIVE_CONFIG_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    (tmp_path / "configurations").mkdir()
+    for name in ("work", "home"):
+        (tmp_path / "configurations" / f"config_{name}").write_text(f"[core]\nproject = p-{name}\n")
+    (tmp_path / "active_config").write_text("work\n")
+    assert default_project() == "p-work"
+    monkeypatch.setenv("CLOUDSDK_ACTIVE_CONFIG_NAME", "home")
+    assert default_project() == "p-home"
+
+
+@pytest.mark.parametrize("content", ["no JSON", "{}", '{"type": "authorized_user"}', "[1]"])
+def test_a_file_that_holds_no_credentials_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (file := tmp_path / "adc.json").write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    with pytest.raises(ConfigError) as caught:
+        application_default_credentials()
+    assert str(caught.value).startswith(f"GOOGLE_APPLICATION_CREDENTIALS: {file} holds no usable Google credentials (")
+    assert "\n" not in str(caught.value)

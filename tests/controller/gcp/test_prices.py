@@ -7,22 +7,20 @@ from typing import Any, cast
 import pytest
 
 from conf.schema.config import Config
-from controller.config.compose import compose
-from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import hourly_price, max_cost, monthly_storage_price
 from controller.records.spending import Spending, close_billing
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
+from tests.composed import config_of
 from tests.fakes.clock import ManualClock
+from tests.fakes.google import MemoryStorage
 
 NEW_YEAR = 1_767_225_600.0
 V5E = ["cloud.project=acme", "program=command", "tpu.zone=us-central1-a"]
 
 
 def config(*overrides: str) -> Config:
-    found, problems = compose([*V5E, *overrides])
-    assert found is not None, problems
-    return found
+    return config_of(*V5E, *overrides)
 
 
 @pytest.mark.parametrize(
@@ -62,26 +60,6 @@ def test_storage() -> None:
     assert monthly_storage_price(100) == pytest.approx(2.0)
 
 
-@dataclass
-class Bucket:
-    """Objects by name."""
-
-    objects: dict[str, bytes] = field(default_factory=dict)
-
-    def download(self, bucket: str, name: str) -> bytes:
-        if name not in self.objects:
-            raise NotFoundError("x", 404, "notFound", name)
-        return self.objects[name]
-
-    def upload(self, bucket: str, name: str, content: bytes) -> None:
-        self.objects[name] = content
-
-    def list_all(self, api: str, method: str, items: str, prefix: str, **_: Any) -> list[dict[str, Any]]:
-        return [
-            {"name": name, "updated": "2026-01-01T01:00:00.000Z"} for name in self.objects if name.startswith(prefix)
-        ]
-
-
 LOOKED = cast(Any, SimpleNamespace(permission_denied=set[str]()))
 """A context whose user may look everywhere."""
 
@@ -90,11 +68,11 @@ LOOKED = cast(Any, SimpleNamespace(permission_denied=set[str]()))
 class Books:
     """The accounts of several runs in one bucket."""
 
-    bucket: Bucket = field(default_factory=Bucket)
+    bucket: MemoryStorage = field(default_factory=lambda: MemoryStorage(b={}))
     clock: ManualClock = field(default_factory=lambda: ManualClock(NEW_YEAR))
 
     def of(self, run_id: str, *overrides: str) -> Spending:
-        return Spending(cast(Any, self.bucket), self.clock, "b", run_id, config(*overrides))
+        return Spending(self.bucket, self.clock, "b", run_id, config(*overrides))
 
     def pod(self, uid: str, created: float = 0.0) -> Node:
         spec = SliceSpec(workers=4, accelerator_type="v5litepod-16", runtime_version="v", network="n", external_ip=True)
@@ -179,7 +157,7 @@ def test_a_pod_that_went_unseen_ended_when_its_watchdog_or_its_last_log_says() -
     run.open_billing(books.pod("one"))
     books.later(30)
     assert run.usage().hours == pytest.approx(30.0)
-    books.bucket.objects["runs/r/logs/attempt-1/worker-0.log"] = b""
+    books.bucket.buckets["b"]["runs/r/logs/attempt-1/worker-0.log"] = b""
     reader = books.of("r")
     reader.close_lost("")
     assert reader.usage().hours == pytest.approx(1.0)
@@ -196,7 +174,7 @@ def test_a_budget_does_not_count_a_pod_that_was_lost_while_no_controller_looked(
     pod = books.pod("one")
     books.of("r", ten).open_billing(pod)
     books.later(30)
-    books.bucket.objects["runs/r/logs/attempt-1/worker-0.log"] = b""
+    books.bucket.buckets["b"]["runs/r/logs/attempt-1/worker-0.log"] = b""
     seen = None if state is None else replace(pod, status=replace(pod.status, state=state))
     monkeypatch.setattr(Node, "find", lambda self, context, uids: seen if uids == {"one"} else None)
     run = books.of("r", ten)

@@ -1,14 +1,13 @@
 """Assets: hashed once, fetched with their checksum, built, copied like rsync, and known by what is in them."""
 
 import hashlib
-import http.server
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from controller.resources.uploads import assets
 from controller.resources.uploads.assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
-from tests.controller.resources.uploads.fetching import Project, context_of
+from tests.controller.resources.uploads.conftest import Project, context_of
 from tests.fakes.clock import ManualClock
+from tests.fakes.loopback import Loopback
 
 CONTENT = b"rows\n" * 400_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -49,46 +49,38 @@ class Host:
         return len([request for request in self.requests if request.get("Range") != "bytes=0-0"])
 
 
+class HostPages(Loopback, BaseHTTPRequestHandler):
+    told: Host
+
+    def do_GET(self) -> None:
+        told = self.told
+        told.requests.append(dict(self.headers))
+        if self.path in ("/moved", "/loop"):
+            self.answer(302, b"", Location=told.url if self.path == "/moved" else self.path)
+        elif self.path == "/pieces":  # the first of them, and no more
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"5\r\nrows\n\r\nff\r\nrow")
+        elif status := {"/absent": 404, "/busy": 503}.get(self.path.partition("?")[0]):
+            self.send_error(status)
+        elif told.token and self.headers["Authorization"] != f"Bearer {told.token}" and self.path != "/storage":
+            self.answer(401, b"")
+        else:
+            asked = self.headers["Range"] if told.ranges else None
+            first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+            content = CONTENT[int(first) : int(last) + 1 if last else None]
+            where = {"Content-Range": f"bytes {first}-{int(first) + len(content) - 1}/{len(CONTENT)}"}
+            self.answer(206 if asked else 200, content, short=told.cut, **where)
+            told.cut = False
+
+
 @pytest.fixture
 def host() -> Iterator[Host]:
-    told = Host()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            told.requests.append(dict(self.headers))
-            if self.path in ("/moved", "/loop"):
-                self.send_response(302)
-                self.send_header("Location", told.url if self.path == "/moved" else self.path)
-                self.end_headers()
-            elif self.path == "/pieces":  # the first of them, and no more
-                self.send_response(200)
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
-                self.wfile.write(b"5\r\nrows\n\r\nff\r\nrow")
-            elif status := {"/absent": 404, "/busy": 503}.get(self.path.partition("?")[0]):
-                self.send_error(status)
-            elif told.token and self.headers["Authorization"] != f"Bearer {told.token}" and self.path != "/storage":
-                self.send_response(401)
-                self.end_headers()
-            else:
-                asked = self.headers["Range"] if told.ranges else None
-                first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
-                content = CONTENT[int(first) : int(last) + 1 if last else None]
-                self.send_response(206 if asked else 200)
-                self.send_header("Content-Range", f"bytes {first}-{int(first) + len(content) - 1}/{len(CONTENT)}")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content[: len(content) // 2] if told.cut else content)
-                told.cut = False
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        told.url = f"http://127.0.0.1:{listening.server_address[1]}/train.jsonl"
-        yield told
-        listening.shutdown()
+    made = Host()
+    with HostPages.serving(told=made) as url:
+        made.url = f"{url}train.jsonl"
+        yield made
 
 
 def held(tmp_path: Path, root: Path | None = None, **fields: Any) -> ResolvedAsset:

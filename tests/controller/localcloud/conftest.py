@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from controller.localcloud import lifecycle
+from tests.controller.conftest import internal_errors
 from tests.controller.localcloud.harness import EmulatedCloud
-from tests.controller.state import internal_errors
 from tests.emulators import Emulators
 
 FAST = "--operation-seconds=0.02"

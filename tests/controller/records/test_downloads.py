@@ -1,8 +1,7 @@
-"""Downloads of a run's files: complete or absent, resumable, inside the folder, and only what the record says."""
+"""Downloads of a run's files, complete or absent and only what the record says; and model.weights=run:ID."""
 
-import base64
-import hashlib
 import io
+import json
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,40 +9,15 @@ from typing import Any
 
 import pytest
 
+from conf.schema.config import Config
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.errors import NotFoundError
 from controller.records import downloads, restore
 from controller.records.downloads import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files, local_path
+from controller.run.options import RunOptions
+from tests.fakes.google import MemoryStorage
+from tests.golden import golden
 
 CONTENT = bytes(range(256)) * 40
-
-
-class Bucket:
-    """A bucket with the files of one run, which counts the bytes sent and may fail after some parts."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files, self.sent, self.parts_left = files, 0, 10**9
-
-    def list_all(self, api: str, method: str, items: str, *, prefix: str, **_: Any) -> list[dict[str, str]]:
-        assert (api, method, items) == ("storage", "objects.list", "items")
-        return [
-            {"name": name, "size": str(len(data)), "generation": "7", "md5Hash": md5(data)}
-            for name, data in self.files.items()
-            if name.startswith(prefix)
-        ]
-
-    def download_range(self, _: str, name: str, generation: str, begin: int, end: int) -> bytes:
-        if generation != "7":
-            raise NotFoundError("storage objects.get", 404, "notFound", "No such object")
-        if not self.parts_left:
-            raise ConnectionError("cut")
-        self.parts_left -= 1
-        self.sent += end - begin
-        return self.files[name][begin:end]
-
-
-def md5(data: bytes) -> str:
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 @pytest.fixture(autouse=True)
@@ -52,17 +26,17 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bucket() -> Any:
+def bucket() -> MemoryStorage:
     folder = "runs/r-1/"
-    return Bucket({f"{folder}result.json": b"{}", f"{folder}logs/a.log": CONTENT, "runs/r-12/logs/b.log": b"other",
-                   f"{folder}logs/": b"", f"{folder}empty": b""})  # fmt: skip
+    own = {f"{folder}result.json": b"{}", f"{folder}logs/a.log": CONTENT, f"{folder}logs/": b"", f"{folder}empty": b""}
+    return MemoryStorage(b={**own, "runs/r-12/logs/b.log": b"other"})
 
 
-def listed(bucket: Any, path: str = "") -> list[str]:
+def listed(bucket: MemoryStorage, path: str = "") -> list[str]:
     return sorted(file.path for file in list_files(bucket, "b", "runs/r-1", path))
 
 
-def test_the_files_of_a_run_a_folder_or_one_file_are_listed(bucket: Any) -> None:
+def test_the_files_of_a_run_a_folder_or_one_file_are_listed(bucket: MemoryStorage) -> None:
     assert listed(bucket) == ["empty", "logs/a.log", "result.json"]
     assert listed(bucket, "logs/") == listed(bucket, "logs/a.log") == ["logs/a.log"]
     with pytest.raises(ConfigError, match=r"runs/r-1/log: no such file or folder; it has empty, logs/, result.json"):
@@ -71,15 +45,17 @@ def test_the_files_of_a_run_a_folder_or_one_file_are_listed(bucket: Any) -> None
         list_files(bucket, "b", "runs/none", "")
 
 
-def test_an_interrupted_download_continues_and_a_complete_one_is_not_repeated(bucket: Any, tmp_path: Path) -> None:
+def test_an_interrupted_download_continues_and_a_complete_one_is_not_repeated(
+    bucket: MemoryStorage, tmp_path: Path
+) -> None:
     [file] = list_files(bucket, "b", "runs/r-1", "logs")
     target, moved = tmp_path / "logs/a.log", []
-    bucket.parts_left = 4
+    bucket.ranges_left = 4
     with pytest.raises(ConnectionError):
         fetch_file(bucket, "b", file, target, moved.append)
     assert not target.exists()
     assert not is_complete(file, target)
-    bucket.parts_left = 100
+    bucket.ranges_left = 100
     fetch_file(bucket, "b", file, target, moved.append)
     assert target.read_bytes() == CONTENT
     assert bucket.sent == len(CONTENT)
@@ -89,14 +65,16 @@ def test_an_interrupted_download_continues_and_a_complete_one_is_not_repeated(bu
     assert not is_complete(file, target)
 
 
-def test_an_empty_file_arrives_and_content_that_is_not_what_was_listed_is_refused(bucket: Any, tmp_path: Path) -> None:
+def test_an_empty_file_arrives_and_content_that_is_not_what_was_listed_is_refused(
+    bucket: MemoryStorage, tmp_path: Path
+) -> None:
     [empty], [file] = (list_files(bucket, "b", "runs/r-1", path) for path in ("empty", "logs"))
     fetch_file(bucket, "b", empty, tmp_path / "empty", lambda _: None)
     assert (tmp_path / "empty").read_bytes() == b""
     changed = RemoteFile(file.name, file.path, file.size, "6", file.md5)
     with pytest.raises(CloudError, match="was replaced during the download"):
         fetch_file(bucket, "b", changed, tmp_path / "a", lambda _: None)
-    bucket.files[file.name] = CONTENT[::-1]
+    bucket.download_range = lambda bucket, name, generation, begin, end: CONTENT[::-1][begin:end]
     with pytest.raises(CloudError, match="does not match its checksum"):
         fetch_file(bucket, "b", file, tmp_path / "b", lambda _: None)
     assert not (tmp_path / "b").exists()
@@ -112,7 +90,8 @@ def test_a_checkpoint_is_copied_once_and_replaces_another(tmp_path: Path) -> Non
     run = "runs/r-1/"
     needed = {f"{run}run.yaml": b"model: 1", f"{run}tokenizer/vocab.json": b"{}"}
     first, second = {f"{run}checkpoints/3/state/a": CONTENT}, {f"{run}checkpoints/9/state/a": b"nine"}
-    bucket: Any = Bucket(needed | first | second | {f"{run}logs/a.log": CONTENT, f"{run}checkpoints/30/b": b"thirty"})
+    others = {f"{run}logs/a.log": CONTENT, f"{run}checkpoints/30/b": b"thirty"}
+    bucket = MemoryStorage(bucket=needed | first | second | others)
     moves: list[tuple[str, int, int]] = []
 
     def fetch_step(step: int) -> Path:
@@ -137,7 +116,7 @@ def test_a_checkpoint_on_this_machine_is_where_it_is_and_a_full_disk_is_named(tm
     def moved(*_: object) -> None:
         raise AssertionError("nothing is copied")
 
-    bucket: Any = Bucket({"runs/r-1/run.yaml": b"model: 1"})
+    bucket = MemoryStorage(bucket={"runs/r-1/run.yaml": b"model: 1"})
     results = str(tmp_path / "results")
     assert fetch_checkpoint(bucket, results, "r-1", 3, tmp_path, moved) == Path(results, "runs/r-1/checkpoints/3")
     (tmp_path / "weights").write_text("no folder")
@@ -171,3 +150,69 @@ def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name:
         restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path / "state")
     assert [path.name for path in (tmp_path / "state/code").iterdir()] == []
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+RUN = "sft-12345678"
+WORDS = ["cloud=here", "cloud.backend=cpu", "+experiment=quickstart", "mesh=data"]
+
+
+def config(*words: str) -> Config:
+    return RunOptions((*WORDS, *words)).config()[0]
+
+
+@pytest.fixture
+def run(home: Path) -> Path:
+    """The folder of a finished run of cloud=here, with checkpoints of steps 4 and 10, and half of one of 12."""
+    folder = home.parent / "results/runs" / RUN
+    for step in (4, 10, 12):
+        (folder / f"checkpoints/{step}/state").mkdir(parents=True)
+        (folder / f"checkpoints/{step}/state/manifest.ocdbt").touch()
+    for step in (4, 10):
+        (folder / f"checkpoints/{step}/commit_success.txt").touch()
+    scores = {"format": 1, "metric": "eval_accuracy", "mode": "max", "best": 4, "scores": {"4": 0.8, "10": 0.7}}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    made = {"run": RUN, "bucket": str(home.parent / "results"), "config": config().model_dump(mode="json")}
+    write_record(home, golden("record") | made)
+    return folder
+
+
+def write_record(home: Path, record: dict[str, Any]) -> None:
+    file = home / "runs" / record["run"] / "record.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(("reference", "step"), [("", 10), ("@best", 4), ("@4", 4)])
+def test_a_run_means_one_checkpoint(run: Path, reference: str, step: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = config(f"model.weights=run:{RUN}{reference}")
+    assert found.model is not None
+    assert found.model.weights == f"{run}/checkpoints/{step}", "so a repeat starts from the same weights"
+    assert f"model.weights: run:{RUN}{reference} is step {step}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("run")
+def test_what_cannot_be_started_from_is_one_line(home: Path) -> None:
+    other = json.loads((home / f"runs/{RUN}/record.json").read_text())
+    other["config"]["model"] = None
+    write_record(home, other | {"run": "own-1"})
+    for words, message in (
+        ([f"model.weights=run:{RUN}@12"], f"{RUN} has checkpoints of steps 4, 10"),
+        ([f"model.weights=run:{RUN}@last"], "is none of run:ID, run:ID@best and run:ID@STEP"),
+        (["model.weights=run:own-1"], "own-1 is no run of the bundled trainer, so it has no weights"),
+        (["model.weights=run:sft-0"], "model.weights: sft-0: no such run on this machine"),
+        ([f"model.weights=run:{RUN}", "model.dim=128"], f"model.dim: is 128, but 64 in {RUN}"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config(*words)
+    with pytest.raises(ConfigError, match=r"cloud=local cannot read; `slipway export"):
+        RunOptions(("cloud=local", *WORDS[2:], f"model.weights=run:{RUN}")).config()
+
+
+def test_a_run_without_scores_has_no_best_and_one_without_checkpoints_says_so(run: Path) -> None:
+    (run / "scores.json").unlink()
+    with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
+        config(f"model.weights=run:{RUN}@best")
+    for file in run.glob("checkpoints/*/commit_success.txt"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=f"{RUN} has no complete checkpoint in .* yet; the bundled trainer saves"):
+        config(f"model.weights=run:{RUN}")

@@ -1,4 +1,4 @@
-"""Each file of conf/experiment is rehearsed: on its own emulated pod, through a bucket, with a preemption."""
+"""Rehearsals: each file of conf/experiment on a pod of its own, through a bucket, with a preemption and stand-ins."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,23 @@ from typing import Any
 import psutil
 import pytest
 
+from conf.schema.config import Config
 from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import mark_in_use
 from controller.config.compose import config_groups
 from controller.core.errors import CloudError
+from controller.core.events import Event
 from controller.localcloud.lifecycle import find_endpoint
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import MARKER, kill_marked
+from controller.rehearsal.hub import emulated_hub, with_recipe
+from controller.rehearsal.rehearsal import FAULT_KEY, PREEMPTION, Check, Interruption, check_recovery
+from tests.composed import config_of
 from tests.conftest import deep
 from tests.emulators import Emulators
+from tests.paths import ROOT
 
-pytestmark = pytest.mark.e2e
 FAST = "cloud.operation_seconds=0"
 FLAGSHIP = "gemma2b_gsm8k tpu.accelerator_type=v4-16 tpu.zone=us-central2-b loop.steps=3 loop.updates_per_rollout=1"
 """Half as many workers and devices, which is what every run of the tests has time for."""
@@ -65,6 +71,7 @@ def nothing_is_left(home: Path) -> bool:
     return nothing_runs(home) and not list((home / "rehearsals").iterdir())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("experiment", [FLAGSHIP, *deep(*config_groups()["experiment"])])
 def test_an_experiment_is_preempted_and_goes_on(
     experiment: str, home: Path, capsys: pytest.CaptureFixture[str]
@@ -85,6 +92,7 @@ def test_an_experiment_is_preempted_and_goes_on(
     assert nothing_is_left(home)
 
 
+@pytest.mark.e2e
 @pytest.mark.deep
 def test_a_failure_is_kept_for_a_look_and_a_fault_that_never_came_proves_nothing(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -112,6 +120,7 @@ def test_a_failure_is_kept_for_a_look_and_a_fault_that_never_came_proves_nothing
     assert nothing_is_left(home)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("where", "error", "code"),
     [
@@ -143,6 +152,7 @@ def test_no_error_leaves_the_emulated_cloud_running(
     assert nothing_runs(home)
 
 
+@pytest.mark.e2e
 def test_two_of_one_name_do_not_get_into_each_others_way(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("hello.txt").write_text("hello\n")
     mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
@@ -150,3 +160,170 @@ def test_two_of_one_name_do_not_get_into_each_others_way(home: Path, capsys: pyt
         code, _, err = rehearse(capsys, *mine)
     assert code == 2
     assert "run.name: a rehearsal of run is running" in err
+
+
+GSM8K = ("gsm8k/train.jsonl", "gsm8k/test.jsonl", "gemma-2-2b/tokenizer.json", "gemma-2-2b")
+RECIPES = {
+    # what the trainer reads of the Hub: data, held-out data, tokenizer, weights
+    "nanochat_cpp": ("text/*.parquet", "validation/*.parquet", "tokenizer/tokenizer.json", None),
+    "lm_3b_v6e8": ("text/*.parquet", None, "tokenizer/tokenizer.json", None),
+    "sft_gsm8k": GSM8K,
+    "gemma2b_gsm8k": GSM8K,
+}
+
+
+def recipe(name: str, *words: str) -> Config:
+    full, tiny = (config_of(f"+experiment={name}", "cloud=local", *words, *scale) for scale in ((), ("scale=tiny",)))
+    return with_recipe(tiny, full, {word.partition("=")[0] for word in words})
+
+
+def test_a_recipe_reads_of_the_hub_what_the_experiment_reads() -> None:
+    """test_rehearsal.py trains on it."""
+    for name, sources in RECIPES.items():
+        config: Any = recipe(name)
+        names = (config.data.path, config.data.eval_path, config.data.tokenizer, config.model.weights)
+        assert names == tuple(source and f"assets://{source}" for source in sources), name
+
+
+def test_what_the_user_sets_and_what_has_no_source_stays() -> None:
+    assert getattr(recipe("lm_3b_v6e8", "data.tokenizer=bytes").data, "tokenizer") == "bytes"  # noqa: B009
+    config = recipe("lm_tinyshakespeare")
+    assert not [asset for _, _, asset in config.assets.iter_assets() if asset.source]
+
+
+def test_puzzles_are_generated_and_need_no_hub(tmp_path: Path) -> None:
+    config = recipe("trm_sudoku")
+    build = config.assets.datasets["sudoku"].build
+    assert build is not None
+    assert build[build.index("--source") + 1] == "generated"
+    before = os.environ.get("HF_ENDPOINT")
+    with emulated_hub(config, tmp_path):
+        assert os.environ.get("HF_ENDPOINT") == before
+
+
+def launched(attempt: int) -> Event:
+    return Event(0.0, "note", "r", "launched", {"attempt": attempt, "launched": True})
+
+
+def said(text: str = "hello\n") -> Event:
+    return Event(0.0, "log", "r", text, {"worker": 1})
+
+
+def steps(*numbers: int, time: float | None = None) -> list[Event]:
+    lines: list[dict[str, Any]] = [{"step": n, "steps_total": 100} | ({"time": time} if time else {}) for n in numbers]
+    return [Event(0.0, "metrics", "r", "", {"metrics": line}) for line in lines]
+
+
+def tell(events: list[Event], strike: list[str] | None = None) -> Interruption:
+    interruption = Interruption((lambda: strike.append("!")) if strike is not None else None)
+    for event in events:
+        interruption(event)
+    return interruption
+
+
+def fault(left: int = 0, **spec: Any) -> dict[str, Any]:
+    return {"spec": {**(spec or PREEMPTION)}, "left": left}
+
+
+def recovered(events: list[Event], attempts: int = 2) -> Check:
+    [check] = check_recovery({f"{FAULT_KEY}/000": fault()}, attempts, tell(events))
+    return check
+
+
+def test_it_strikes_once_and_only_after_the_program_has_said_something() -> None:
+    strikes: list[str] = []
+    tell([Event(0.0, "note", "r", "the pod is ready"), launched(1)], strikes)
+    assert strikes == []
+    tell([launched(1), said(), said(), *steps(1, 2)], strikes)
+    assert strikes == ["!"]
+
+
+BEFORE = [launched(1), *steps(1, 2, 40), launched(2)]
+RESTORED = [*steps(1, time=10), *steps(40, time=20)]
+"""Lines that the program restores are not its steps."""
+
+
+@pytest.mark.parametrize(
+    ("events", "doubtful", "message"),
+    [
+        ([*BEFORE, *steps(31, 32)], False,
+         "preempted (4 s after its first output): replaced, and the program resumed: 2 attempts; "
+         "at step 31 of 100; step 40 was reached before"),
+        ([*BEFORE, *steps(1, 2)], True,
+         "started again: 2 attempts; from the beginning, at step 1 of 100: it loaded no checkpoint"),
+        ([launched(1), *RESTORED, launched(2), *RESTORED, *steps(41, time=50)], False, "at step 41 of 100"),
+        ([launched(1), said(), launched(2), said()], True, "reports no steps"),
+        # a machine so busy that the first attempt's steps came late
+        ([launched(1), said(), launched(2), *steps(3, 4)], True,
+         "started again: 2 attempts; at step 3 of 100; no step arrived before the preemption to compare it with"),
+    ],
+)  # fmt: skip
+def test_it_is_said_where_a_program_goes_on(events: list[Event], doubtful: bool, message: str) -> None:
+    check = recovered(events)
+    assert (check.passed, check.doubtful) == (True, doubtful)
+    assert message in check.message
+
+
+def test_a_preemption_outside_of_the_program_or_none_proves_nothing() -> None:
+    [uninterrupted] = check_recovery({}, 1, tell([launched(1)], []))
+    [ended] = check_recovery({f"{FAULT_KEY}/000": fault(1)}, 1, tell([launched(1), said()], []))
+    outside = recovered([launched(1), said()], attempts=1)
+    for check, message in (
+        (outside, "nothing proven, because it struck while the program was not running"),
+        (uninterrupted, "not interrupted: nothing proven"),
+        (ended, "nothing proven, because the program ended before"),
+    ):
+        assert not check.passed
+        assert message in check.message
+    [check] = check_recovery({"r/000": fault(0, kind="stockout", times=1)}, 1, Interruption())
+    assert (check.passed, check.message) == (True, "stockout (times 1): overcome"), "a fault of the user's"
+
+
+STANDINS = ROOT / "controller" / "rehearsal" / "standins"
+NASH = ["-m", "nash_mhc.train", "--mesh-data=2", "--checkpoint-dir=checkpoints"]
+
+
+def start(folder: Path, *words: str, worker: int = 0, hosts: str = "127.0.0.1", **more: str) -> subprocess.Popen[str]:
+    run = folder / f"run-{worker}"
+    run.mkdir(exist_ok=True)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(STANDINS), "WANDB_MODE": "offline", **more}
+    environment |= {"TPU_WORKER_ID": str(worker), "TPU_WORKER_HOSTNAMES": hosts, "JAX_NUM_CPU_DEVICES": "1"}
+    environment |= {"SLIPWAY_RUN_DIR": str(run)}
+    argv, out = [sys.executable, *words], subprocess.PIPE
+    return subprocess.Popen(argv, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def test_an_unknown_flag_or_a_mesh_that_is_not_the_devices_ends_it(tmp_path: Path) -> None:
+    code, said = finish(start(tmp_path, *NASH, "--no-such-flag=1"))
+    assert (code, "unrecognized arguments: --no-such-flag" in said) == (2, True)
+    code, said = finish(start(tmp_path, *NASH))
+    assert (code, "does not make the 1 devices" in said) == (3, True)
+
+
+def test_a_missing_variable_or_asset_ends_it(tmp_path: Path) -> None:
+    simply = ["launch_simply.py", "--experiment_config=lm_test", "--experiment_dir=out"]
+    words = [str(STANDINS / simply[0]), *simply[1:]]
+    code, said = finish(start(tmp_path, *words))
+    assert (code, "not set: SIMPLY_MODELS" in said) == (1, True)
+    places = {name: str(tmp_path) for name in ("SIMPLY_MODELS", "SIMPLY_DATASETS", "SIMPLY_VOCABS")}
+    code, said = finish(start(tmp_path, *words, **places))
+    assert (code, "_METADATA is missing" in said) == (1, True)
+
+
+@pytest.mark.parametrize("code_of_1", ["a", "b"])
+def test_workers_meet_and_an_odd_one_is_named(code_of_1: str, tmp_path: Path) -> None:
+    hosts = f"127.0.{7 if code_of_1 == 'a' else 8}.1,127.0.0.1"  # an address of its own: the port is a fixed one
+    codes = enumerate(["a", code_of_1])
+    both = [start(tmp_path, *NASH, worker=n, hosts=hosts, SLIPWAY_CODE_SHA256=code) for n, code in codes]
+    ends = [finish(one) for one in both]
+    if code_of_1 == "a":
+        assert [code for code, _ in ends] == [0, 0], ends
+        assert "checkpoint 8" in ends[0][1]
+    else:
+        assert [code for code, _ in ends] == [4, 4], ends
+        assert "the workers disagree" in ends[1][1]

@@ -10,15 +10,15 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
-from controller.config.compose import compose
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Resource
+from tests.composed import config_of
+from tests.controller.conftest import comparable_state, internal_errors
 from tests.controller.localcloud.harness import EmulatedCloud
-from tests.controller.state import comparable_state, internal_errors
 from tests.emulators import Emulators
 from tests.fakes.clock import HurriedClock
 from tests.fakes.context import make_context
@@ -49,9 +49,7 @@ class EmulatedProject:
         overrides = tuple(o for o in overrides if not o.startswith("zones="))
         shared = self.network or self.tag
         names = [f"network.name={shared}", f"cloud.bucket={self.tag}-bucket", f"cloud.service_account={shared}-sa"]
-        found, problems = compose(["cloud=local", "program=command", *names, *overrides])
-        assert not problems
-        assert found is not None
+        found = config_of("cloud=local", "program=command", *names, *overrides)
         tpu = found.tpu.model_copy(update={"fallback_zones": tuple(zones[0])}) if zones else found.tpu
         return found.model_copy(update={"tpu": tpu})
 

@@ -11,13 +11,13 @@ from urllib.error import HTTPError
 import pytest
 
 from controller.bastion import drive as bastion_drive
-from controller.config.compose import compose
 from controller.core.errors import ConfigError, SlipwayError
 from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.plan.project import bastion_resources
 from controller.resources import bastion_boot
 from controller.resources.accounts import ProjectRoles
 from controller.resources.bastion_vm import Bastion, BastionRoles
+from tests.composed import config_of
 from tests.fakes.clock import ManualClock
 from tests.hostile import INJECTIONS
 
@@ -63,8 +63,7 @@ def test_only_plain_files_within_its_folder_are_unpacked(tmp_path: Path, name: s
 
 
 def resources(*overrides: str) -> list[object]:
-    config, problems = compose(["cloud=local", "program=command", "recovery.driver=bastion", *overrides])
-    assert config is not None, problems
+    config = config_of("cloud=local", "program=command", "recovery.driver=bastion", *overrides)
     return list(bastion_resources(config, "a-bucket", "a-run", ()))
 
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from typing import cast
 
 from conf.extension import OwnStep
-from controller.config.compose import compose
 from controller.inputs.assets import ResolvedAsset
 from controller.plan.own_steps import OwnResource
 from controller.plan.project import bastion_resources
 from controller.reconcile.resource import Resource
 from controller.resources.uploads.nearby import fetch_vm
-from tests.controller.gcloud.project import desired_resources
+from tests.composed import config_of
+from tests.controller.gcloud.conftest import desired_resources
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "what-is-created.md"
@@ -19,8 +19,7 @@ PAGE = ROOT / "docs" / "what-is-created.md"
 
 def everything() -> list[Resource]:
     """What a run may have: on a pod, with a bastion, and with an asset of the Hub."""
-    config, problems = compose(["cloud=local", "program=command", "recovery.driver=bastion"])
-    assert config is not None, problems
+    config = config_of("cloud=local", "program=command", "recovery.driver=bastion")
     asset = cast(ResolvedAsset, SimpleNamespace(prefix="assets/rows-0", name="rows", recipe=None))
     budget = "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"
     return [

@@ -24,7 +24,7 @@ from controller.run import ending
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.samplers import ending as samplers
 from controller.sweep import session as pods
-from tests.controller.gcp.test_retries import STORM, answering
+from tests.controller.gcp.test_client import STORM, answering
 from tests.controller.run.test_damaged_objects import NODE, OpenedRun, begin, ended, opened
 from tests.fakes.clock import ManualClock
 

@@ -17,7 +17,7 @@ from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, Sli
 from controller.run import follow as module
 from controller.run.follow import Follower, hang_limit
 from controller.ssh.fleet import Fleet, WorkerError
-from tests.controller.recovery.test_policy import recovery
+from tests.controller.recovery.test_recover import recovery
 from tests.fakes.context import make_context
 
 SPEC = SliceSpec(workers=2, accelerator_type="v4-16", runtime_version="r", network="n", external_ip=True)

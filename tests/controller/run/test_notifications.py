@@ -1,10 +1,9 @@
 """Webhooks and notifiers: what they are sent, when again, and that their failure is only a warning."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +17,11 @@ from controller.core.errors import SlipwayError
 from controller.inputs.secrets import address_problem
 from controller.records.ledger import Launch, Result
 from controller.run.notifications import ATTEMPTS, AlertWatch, CheckpointWatch, Notifications
+from tests.composed import config_of as compose_config
 from tests.controller.alerts.test_judge import made_ledger, settings
-from tests.controller.checks.plans import config as compose_config
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
+from tests.fakes.loopback import Loopback
 
 OWN = ["program=command", "program.command=[python]", "cloud=local"]
 RESULT = Result(
@@ -29,37 +29,25 @@ RESULT = Result(
 )
 
 
-class Hook:
-    """A webhook on loopback that answers with these statuses in turn, then with 200."""
+class Hook(Loopback, BaseHTTPRequestHandler):
+    """A webhook that answers with these statuses in turn, then with 200."""
 
-    def __init__(self) -> None:
-        self.statuses: list[int] = []
-        self.bodies: list[dict[str, Any]] = []
-        hook = self
+    statuses: list[int]
+    bodies: list[dict[str, Any]]
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                assert self.headers["Content-Type"] == "application/json"
-                hook.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(hook.statuses.pop(0) if hook.statuses else 200)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/services/SECRET"
+    def do_POST(self) -> None:
+        assert self.headers["Content-Type"] == "application/json"
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.answer(self.statuses.pop(0) if self.statuses else 200, b"")
 
 
 @pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
-    made = Hook()
-    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("MY_HOOK", made.url)
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Its `statuses` and `bodies`."""
+    made = SimpleNamespace(statuses=[], bodies=[])
+    with Hook.serving(**vars(made)) as url:
+        monkeypatch.setenv("MY_HOOK", f"{url}services/SECRET")
+        yield made
 
 
 def notifications(tmp_path: Path, *overrides: str) -> tuple[Notifications, list[str], ManualClock]:
@@ -70,7 +58,7 @@ def notifications(tmp_path: Path, *overrides: str) -> tuple[Notifications, list[
     return Notifications(plan, make_context(None, clock=clock, notes=notes)), notes, clock
 
 
-def test_the_webhook_gets_each_event_as_slack_reads_it(hook: Hook, tmp_path: Path) -> None:
+def test_the_webhook_gets_each_event_as_slack_reads_it(hook: Any, tmp_path: Path) -> None:
     made, notes, _ = notifications(tmp_path, "notify.webhook=env:MY_HOOK")
     made.pod_preempted("node is PREEMPTED")
     made.run_failed(failure := "program error: worker 2 ended with code 1\nTraceback …")
@@ -91,22 +79,22 @@ def test_the_webhook_gets_each_event_as_slack_reads_it(hook: Hook, tmp_path: Pat
     assert notes == []
 
 
-def test_only_the_events_asked_for_are_sent(hook: Hook, tmp_path: Path) -> None:
+def test_only_the_events_asked_for_are_sent(hook: Any, tmp_path: Path) -> None:
     made, _, _ = notifications(tmp_path, "notify.webhook=env:MY_HOOK", "notify.events=[failure]")
     made.run_ended(RESULT)
     made.run_failed("")
     assert [body["event"] for body in hook.bodies] == ["failure"]
 
 
-def test_a_busy_webhook_is_asked_again_and_a_refusal_is_a_warning(hook: Hook, tmp_path: Path) -> None:
+def test_a_busy_webhook_is_asked_again_and_a_refusal_is_a_warning(hook: Any, tmp_path: Path) -> None:
     made, notes, clock = notifications(tmp_path, "notify.webhook=env:MY_HOOK")
-    hook.statuses = [503, 429]
+    hook.statuses[:] = [503, 429]
     made.run_ended(RESULT)
     assert (len(hook.bodies), len(clock.sleeps), notes) == (3, 2, [])
-    hook.statuses = [404]
+    hook.statuses[:] = [404]
     made.run_ended(RESULT)
     assert len(hook.bodies) == 4
-    hook.statuses = [500] * 10
+    hook.statuses[:] = [500] * 10
     made.run_ended(RESULT)
     assert len(hook.bodies) == 4 + ATTEMPTS
     assert [note.split(": nobody")[1] for note in notes] == [

@@ -17,7 +17,7 @@ import asyncssh
 from controller.localcloud.vms.sessions import HomeFiles
 from controller.ssh.fleet import ConnectionParams
 from controller.ssh.login import private_key, public_key_line
-from tests.controller.agent.programs import end_programs
+from tests.controller.agent.conftest import end_programs
 
 USER = "slipway"
 

@@ -1,17 +1,27 @@
-"""One worker's connection and the agent behind it, against real SSH servers that behave badly on demand."""
+"""The way to one worker, its connection and the agent behind it, against SSH servers that behave badly; IAP."""
 
 import io
 import shutil
+import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from email.message import Message
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.error import HTTPError
 
 import pytest
 
-from controller.ssh import agent_link
+from conf.schema.infra.cloud import IAP_RANGE
+from controller.cli import main
+from controller.cloud.emulator import Emulator
+from controller.resources.pod.tpu_api.plane import NodeVms
+from controller.ssh import agent_link, iap
 from controller.ssh.agent_link import build_bundle
-from controller.ssh.fleet import WorkerError, failures
+from controller.ssh.fleet import SshTarget, WorkerError, failures
+from controller.ssh.route import PodConnector, admits_ssh, choose_route, find_public_ip
+from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import wait_for
 
 
@@ -187,3 +197,150 @@ def test_a_worker_that_nobody_reads_fills_a_small_buffer(make_pod) -> None:
         threading.Event().wait(0.1)
         assert len(channel.in_buffer) <= 256 << 10
         assert sum(map(len, fleet.connection(0).chunks(channel))) == 3_000_000
+
+
+HERE = "8.8.4.4"
+
+
+def rule(*sources: str, deny: bool = False, **other: Any) -> dict[str, Any]:
+    speaks = [{"IPProtocol": "tcp", "ports": ["22"]}]
+    return {"sourceRanges": list(sources), "denied" if deny else "allowed": speaks, **other}
+
+
+def nobody_asks() -> str:
+    raise AssertionError("our address does not matter here")
+
+
+@pytest.mark.parametrize(
+    ("rules", "external", "laptop", "way"),
+    [
+        ([rule(IAP_RANGE), rule(f"{HERE}/32")], True, lambda: HERE, "external"),
+        ([rule(IAP_RANGE), rule("0.0.0.0/0")], True, lambda: HERE, "external"),
+        ([rule(IAP_RANGE), rule("9.9.9.0/24")], True, lambda: HERE, "iap"),
+        ([rule(IAP_RANGE), rule(f"{HERE}/32")], True, lambda: None, "iap"),
+        ([rule(IAP_RANGE), rule(f"{HERE}/32")], False, nobody_asks, "iap"),
+        ([rule(IAP_RANGE), rule("10.0.0.0/8")], True, nobody_asks, "iap"),
+        ([rule(IAP_RANGE)], True, nobody_asks, "iap"),
+        ([rule(f"{HERE}/32")], False, nobody_asks, "internal"),
+        ([rule("10.0.0.0/8")], True, nobody_asks, "internal"),
+        ([], True, nobody_asks, "internal"),
+    ],
+)
+def test_the_way(rules: list[dict[str, Any]], external: bool, laptop: Callable[[], str | None], way: str) -> None:
+    assert choose_route(rules, external=external, laptop=laptop) == way
+
+
+@pytest.mark.parametrize(
+    ("rules", "open_"),
+    [
+        ([rule(f"{HERE}/32")], True),
+        ([rule(f"{HERE}/32", targetTags=["slipway"])], True),
+        ([rule(f"{HERE}/32", targetTags=["other"])], False),
+        ([rule(f"{HERE}/32", disabled=True)], False),
+        ([rule(f"{HERE}/32"), rule("0.0.0.0/0", deny=True)], False),
+        ([rule(f"{HERE}/32", priority=900), rule("0.0.0.0/0", deny=True)], True),
+        ([rule(f"{HERE}/32"), rule("0.0.0.0/0", deny=True, priority=1001)], True),
+        ([rule(f"{HERE}/32"), rule("9.9.9.0/24", deny=True, priority=1)], True),
+    ],
+)
+def test_all_rules_decide_together(rules: list[dict[str, Any]], open_: bool) -> None:
+    assert admits_ssh(rules, f"{HERE}/32", ("slipway",)) is open_
+
+
+@pytest.mark.parametrize(("tags", "way"), [(("slipway",), "external"), (("theirs",), "iap"), ((), "iap")])
+def test_the_tags_of_the_pod_itself_decide(tags: tuple[str, ...], way: str) -> None:
+    """An adopted pod need not bear the tag that Slipway's own rules aim at."""
+    google = SimpleNamespace(list_all=lambda *_, **__: [
+        {**rule(f"{HERE}/32", targetTags=["slipway"]), "network": "n"}, {**rule(IAP_RANGE), "network": "n"}
+    ])  # fmt: skip
+    config = SimpleNamespace(ssh=SimpleNamespace(method="auto"))
+    connector = PodConnector(
+        cast(Any, config), cast(Any, google), cast(Any, None), cast(Any, SimpleNamespace(project="p")), lambda: HERE
+    )
+    pod = SshTarget(
+        "pod", NodeVms("projects/p/locations/z/nodes/pod"), "one", "z", "n", tags, (("10.0.0.2", "34.0.0.2"),)
+    )
+    assert connector.route_to(pod) == way
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("good", "8.8.4.4"), ("down good", "8.8.4.4"), ("html six good", "8.8.4.4"), ("html down", None)],
+)
+def test_the_first_service_that_knows_our_address_is_believed(
+    monkeypatch: pytest.MonkeyPatch, asked: str, found: str | None
+) -> None:
+    answers = {"good": b"8.8.4.4\n", "html": b"<html>", "six": b"2001:db8::1\n"}
+
+    def answer(service: str, timeout: float) -> io.BytesIO:
+        if service not in answers:
+            raise HTTPError(service, 500, "", Message(), None)
+        return io.BytesIO(answers[service])
+
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    assert find_public_ip(tuple(asked.split())) == found
+
+
+KEEP = [ECHO_COMMAND, ONE_WORKER, "cleanup.on_success=keep"]
+HIDDEN = [f"network.ssh_source_ranges=[{IAP_RANGE}]"]
+
+
+def tunnels(cloud: Emulator) -> int:
+    return sum(request["api"] == "iap" for request in cloud.requests())
+
+
+@pytest.mark.e2e
+def test_a_pod_without_external_addresses_runs_a_program(slipway: SlipwayCli) -> None:
+    code, out, err = slipway("up", *KEEP, *HIDDEN)
+    assert (code, err) == (0, "")
+    assert "hello from worker 0" in out
+    cloud = slipway.cloud()
+    assert tunnels(cloud) == 1
+    [node] = cloud.get("state")["node"].values()
+    assert not any("accessConfig" in endpoint for endpoint in node["networkEndpoints"])
+    [worker, *_] = cloud.get("state")["worker"].values()
+    with pytest.raises(ConnectionRefusedError):  # there is no other way
+        socket.create_connection((worker["host"], worker["port"]), timeout=5)
+    words = "head -c 4000000 /dev/zero | tr '\\0' x"
+    assert main.run(["exec", "--worker", "0", "--json", "--", words]) == 0  # many windows of the tunnel
+    assert "x" * 4_000_000 in slipway.capsys.readouterr().out
+    what_goes_wrong_is_told_apart(cloud)
+
+
+def target(cloud: Emulator, **changed: object) -> iap.IapTarget:
+    [node] = cloud.get("state")["node"].values()
+    plain = {"project": "slipway-local", "zone": node["name"].split("/")[3], "instance": f"t1v-n-{node['id']}-w-0"}
+    return iap.IapTarget(**{**plain, **changed})  # pyright: ignore[reportArgumentType]
+
+
+def what_goes_wrong_is_told_apart(cloud: Emulator) -> None:
+    tunnel = iap.connect(target(cloud), lambda: cloud.token, 10, cloud.iap)
+    tunnel.settimeout(10)
+    assert tunnel.recv(4) == b"SSH-"
+    assert tunnel.recv(1000).startswith(b"2.0-")
+    tunnel.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        tunnel.recv(1)
+    tunnel.close()
+    assert tunnel.recv(1) == b""
+    with pytest.raises(BrokenPipeError):
+        tunnel.send(b"x")
+    with pytest.raises(PermissionError, match="401"):
+        iap.connect(target(cloud), lambda: "wrong", 10, cloud.iap)
+    for changed, words in [
+        ({"instance": "t1v-n-1-w-0"}, "cannot find the VM"),
+        ({"zone": "us-east1-c"}, "cannot find the VM"),
+        ({"port": 80}, "does a firewall rule allow"),
+    ]:
+        with pytest.raises(ConnectionRefusedError, match=words):
+            iap.connect(target(cloud, **changed), lambda: cloud.token, 10, cloud.iap)
+
+
+@pytest.mark.e2e
+def test_a_host_that_is_no_proxy_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"ws://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TimeoutError):
+            iap.connect(iap.IapTarget("p", "z", "i"), lambda: "t", 0.2, where)
+    with pytest.raises(OSError, match="refused"):
+        iap.connect(iap.IapTarget("p", "z", "i"), lambda: "t", 5, where)

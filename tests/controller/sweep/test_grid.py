@@ -1,20 +1,24 @@
-"""The runs that the words of a sweep mean, and what is asked before anything is billed."""
+"""The runs that the words of a sweep mean, what is asked before anything is billed, and searches by optuna."""
 
 import itertools
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from conf.schema.run.sweep import Sweep
+from conf.schema.run.sweep import Search, Sweep
 from controller.config.compose import compose, compose_variants
 from controller.core.errors import ConfigError
+from controller.core.events import Event
+from controller.records.ledger import Result
 from controller.run.options import RunOptions
 from controller.sweep import pool
-from controller.sweep.definition import SweepJob, define_sweep
+from controller.sweep.definition import JobBuilder, SweepJob, define_sweep
 from controller.sweep.grid import apply_launcher, expand_grid, split_overrides
+from controller.sweep.search import SearchSource
 from controller.sweep.session import SweepSession
 
 HERE = Path(__file__).parent
@@ -160,3 +164,69 @@ def test_stand_ins_and_finished_runs_need_no_caution(asked: list[str], without: 
     with pytest.raises(ConfigError, match=r"program\.caution: .*pass --yes to start such runs"):
         pool.confirm_cost(session(CAUTION), RunOptions(json=True))  # which cannot ask
     pool.confirm_cost(session(CAUTION), RunOptions(json=True, yes=True))
+
+
+SEARCH_WORDS = ["+experiment=quickstart", "optimizer.lr=tag(log,interval(1e-6,1e-1))"]
+
+
+@pytest.fixture
+def optuna() -> None:
+    pytest.importorskip("optuna")
+
+
+def search(
+    folder: Path, by: str = "optuna", trials: int = 20, words: list[str] = SEARCH_WORDS, **held: str
+) -> SearchSource:
+    same, space = split_overrides(words, folder)
+    pods = {int(pod[-1]): run for pod, run in held.items()}
+    plain = {"method": by, "trials": trials, "metric": "loss", "mode": "min", "prune": True, "seed": 0}
+    return SearchSource(Search.model_validate(plain), same, space, JobBuilder(folder), folder / "study.journal", pods)
+
+
+def loss(job: SweepJob, step: int) -> float:
+    """Smallest at a learning rate of 1e-3."""
+    assert job.config.optimizer is not None
+    return abs(math.log10(job.config.optimizer.lr) + 3) + 1 / step
+
+
+def carry(source: SearchSource, job: SweepJob) -> bool:
+    """Run the toy; says whether it was pruned."""
+    for step in range(1, 6):
+        line = {"step": step, "phase": "train", "loss": loss(job, step)}
+        if source.should_prune(job, Event(0.0, "metrics", job.run_id, data={"metrics": line})):
+            source.job_ended(job, None)
+            return True
+    source.job_ended(job, Result(job.run_id, "finished", 1, 0.0, 0.0, {"loss": loss(job, 5)}))
+    return False
+
+
+@pytest.mark.usefixtures("optuna", "home")
+def test_twenty_trials_find_the_better_rate_and_prune_bad_ones(tmp_path: Path) -> None:
+    source, pruned = search(tmp_path), 0
+    while job := source.next_job(1):
+        pruned += carry(source, job)
+    assert len(source.study.trials) == 20
+    assert pruned >= 3
+    assert abs(math.log10(source.study.best_params["optimizer.lr"]) + 3) < 0.5
+
+
+@pytest.mark.usefixtures("optuna", "home")
+def test_a_search_that_is_started_again_goes_on_with_what_was_under_way(tmp_path: Path) -> None:
+    first = search(tmp_path, trials=4)
+    done, cut_off = (cast(SweepJob, first.next_job(pod)) for pod in (1, 2))
+    first.job_ended(done, Result(done.run_id, "finished", 1, 0.0, 0.0, {"loss": 1.0}))
+    again = search(tmp_path, trials=4, pod2=cut_off.run_id)
+    *taken, none = (again.next_job(pod) for pod in (2, 1, 1, 1))
+    ids = [job.run_id for job in taken if job]
+    assert (ids[0], none) == (cut_off.run_id, None)
+    assert len({*ids, done.run_id}) == 4
+
+
+@pytest.mark.usefixtures("optuna", "home")
+def test_random_draws_of_choices_and_a_failed_run(tmp_path: Path) -> None:
+    source = search(tmp_path, "random", 3, ["+experiment=quickstart", "run.seed=1,2,3"])
+    while job := source.next_job(1):
+        source.job_ended(job, None)
+    assert {trial.state.name for trial in source.study.trials} == {"FAIL"}
+    with pytest.raises(ConfigError, match="no search space"):
+        search(tmp_path, "random", 3, ["+experiment=quickstart"])

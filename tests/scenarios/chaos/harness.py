@@ -25,7 +25,7 @@ from controller.cloud.emulator import Emulator
 from controller.config.compose import compose
 from controller.localcloud.vms.processes import MARKER
 from controller.resources.pod.capacity_log import capacity_file
-from tests.controller.state import comparable_state
+from tests.controller.conftest import comparable_state
 from tests.paths import ROOT
 from tests.planes import pods
 from tests.scenarios.chaos.fault_schedule import Spec

@@ -121,7 +121,7 @@ def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
     go = slipway.home / "go"
     words = ["app.py", "-m", *SLIPWAY, FAST, "hydra.launcher.pods=2", "lr=0.1,0.2,0.3", f"wait_for={go}"]
     first = app.start(*words)
-    until(lambda: len(launches(slipway)) == 2, 300)
+    until(lambda: len(launches(slipway)) == 2, seconds=300)
     first.send_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGKILL)
     out, _ = first.communicate(timeout=120)  # the process that drives the jobs has let go of the pipe
     assert "detached: active runs continue" in out
@@ -145,9 +145,9 @@ def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
     go.touch()
     words = ["app.py", "-m", *SLIPWAY, FAST, "hydra.launcher.pods=2", "hydra/sweeper=asking", f"wait_for={go}"]
     first = app.start(*words)
-    until(lambda: finished(slipway) != set(), 300)  # the first batch is one job
+    until(lambda: finished(slipway) != set(), seconds=300)  # the first batch is one job
     go.unlink()
-    until(lambda: len(started(slipway)) - len(finished(slipway)) == 2, 300)  # two jobs of a later batch
+    until(lambda: len(started(slipway)) - len(finished(slipway)) == 2, seconds=300)  # two jobs of a later batch
     reboot(slipway, first)
     shutil.rmtree(temporary)
     temporary.mkdir()

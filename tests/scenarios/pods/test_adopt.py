@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli, comparable_state
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, EmulatedCloud
-from tests.controller.state import comparable_state
 from tests.planes import Plane, pods
 
 ACCOUNT = "314159265358-compute@developer.gserviceaccount.com"

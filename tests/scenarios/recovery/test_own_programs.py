@@ -18,7 +18,7 @@ import pytest
 
 from controller.cli import main
 from controller.cloud import emulator
-from tests.controller.state import internal_errors
+from tests.controller.conftest import internal_errors
 from tests.emulators import Emulators
 from tests.paths import ROOT
 

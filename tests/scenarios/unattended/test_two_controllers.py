@@ -80,7 +80,7 @@ def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goe
 ) -> None:
     both = ["up", SLOW, *plane.one]
     with controllers(slipway, both, both) as (one, other):
-        until(lambda: "launched attempt 1" in one.said + other.said, 300)
+        until(lambda: "launched attempt 1" in one.said + other.said, seconds=300)
         actor, viewer = (one, other) if "launched" in one.said else (other, one)
         viewer.hears("controls this pod; watching, and taking over if it disappears")
         viewer.hears("    up\n")  # it sees what the run says
@@ -168,7 +168,7 @@ def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(
             assert len(plane.creations(slipway.mutations())) == 1
             first.process.send_signal(how)
             second.hears("launched attempt 2")
-            until(lambda: first_attempt_ended(slipway), 300)
+            until(lambda: first_attempt_ended(slipway), seconds=300)
             if how == signal.SIGSTOP:
                 first.process.send_signal(signal.SIGCONT)
                 assert first.ends() == 8, first.said
@@ -214,17 +214,17 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
     assert "the bastion controls the run now: you can disconnect" in out
     [bastion] = bastions(slipway)
     assert bastion.endswith("-driver")
-    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
+    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), seconds=300)
     status = slipway.json("status", WAITS, *plane.one, *BASTION)
     assert re.search(r"\(bastion\) for run-\w+ since", status["pod"]["driver"])
-    until(lambda: slipway("logs", WAITS, *plane.one, *BASTION)[1] == "attempt 2\n", 300)
+    until(lambda: slipway("logs", WAITS, *plane.one, *BASTION)[1] == "attempt 2\n", seconds=300)
     with controllers(slipway, ["up", WAITS, *plane.one, *BASTION]) as (looker,):
         looker.hears("(bastion) for run-")
         looker.hears("attempt 2")
         go(slipway, 2)
         assert looker.ends() == 0, looker.said
         assert "finished after" in looker.said
-    until(lambda: not bastions(slipway), 300)
+    until(lambda: not bastions(slipway), seconds=300)
     state = slipway.cloud().get("state")
     assert pods(state) == {}
     objects = json.dumps(state["objects"])
@@ -235,13 +235,13 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
 
 def test_cancel_and_down_from_this_machine(slipway: SlipwayCli, plane: Plane) -> None:
     assert slipway("up", "--detach", WAITS, *plane.one, *BASTION)[0] == 0
-    until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
-    until(lambda: slipway("cancel", WAITS, *plane.one, *BASTION)[1].find("is cancelled") >= 0, 300)
-    until(lambda: not bastions(slipway), 300)  # the pod stays, for a look
+    until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), seconds=300)
+    until(lambda: slipway("cancel", WAITS, *plane.one, *BASTION)[1].find("is cancelled") >= 0, seconds=300)
+    until(lambda: not bastions(slipway), seconds=300)  # the pod stays, for a look
     assert slipway.json("status", WAITS, *plane.one, *BASTION)["run"]["state"] == "cancelled"
     assert pods(slipway.cloud().get("state"))
     assert slipway("up", "--detach", WAITS, *plane.one, *BASTION)[0] == 0
-    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
+    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), seconds=300)
     code, out, err = slipway("down", "--all", "--yes", WAITS, *plane.one, *BASTION)
     assert code == 0, err + out
     state = slipway.cloud().get("state")

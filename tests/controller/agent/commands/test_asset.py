@@ -1,17 +1,23 @@
-"""What a worker downloads and copies to the bucket: resumed, checked, once."""
+"""What a worker downloads, builds and copies to the bucket: resumed, checked, once; and what it does on failures."""
 
 import hashlib
+import io
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controller.agent import storage
 from controller.agent.commands import asset
 from controller.agent.formats import dump
 from controller.agent.fs import AgentError
+from controller.agent.process import start_time
+from controller.agent.storage import FRESH_VM_SECONDS, RETRY_SECONDS, TransferError, with_retries
 from controller.localcloud.hub import HubFault, HubServer, HubState
 from tests.controller.agent.conftest import AgentWorker, wait_for
+from tests.fakes.loopback import FakeBucket
 from tests.hub import write
 
 CONTENT = b"weights" * 1000
@@ -121,3 +127,165 @@ def test_orders_are_read_again_until_their_files_have_arrived(
     assert told[0]["error"].startswith("a/fetch.json has format 99")
     assert [(line["error"], line.get("final")) for line in told[1:]] == [("refused", None), ("no space", True)]
     assert slept == [asset.ORDERS_PAUSE_SECONDS] * 3
+
+
+MAKE = """
+import os, pathlib, sys, time
+out = pathlib.Path(sys.argv[1])
+print("token", os.environ.get("TOKEN"))
+(out / "sub").mkdir()
+(out / "sub/a").write_text("half")
+pathlib.Path("beside").write_text("not in the code")
+pathlib.Path(sys.argv[2], f"began-{os.getpid()}").touch()
+while not pathlib.Path(sys.argv[2], "go").exists():
+    time.sleep(0.02)
+(out / "sub/a").write_text("whole")
+(out / "b").write_text("b")
+sys.exit(int(pathlib.Path(sys.argv[2], "go").read_text() or 0))
+"""
+
+
+def build_order(worker: AgentWorker, folder: Path, *argv: str, **more: Any) -> dict[str, Any]:
+    code = worker.upload_code({"make.py": MAKE})
+    words = [*(argv or ("python", "make.py", "{output}", str(folder)))]
+    asked = {"bucket": "b", "prefix": "assets/t-1", "argv": words, "code": code["tree"], "venv": "none"}
+    return {**asked, "get_code": code, **more}
+
+
+def test_a_build_that_is_killed_begins_again(worker: AgentWorker, tmp_path: Path) -> None:
+    """Also what it left running is ended, and nothing of it counts."""
+    asked = build_order(worker, tmp_path)
+    first = worker.start_command("build_asset", **asked)
+    [began] = wait_for(lambda: list(tmp_path.glob("began-*")))
+    wait_for(lambda: (worker.root / "builds/t-1/process.json").is_file())
+    first.kill()
+    first.communicate()
+    assert not [name for name in worker.bucket.objects if name.startswith("assets/")]
+    second = worker.start_command("build_asset", **asked)
+    wait_for(lambda: len(list(tmp_path.glob("began-*"))) == 2)
+    wait_for(lambda: start_time(int(began.name.partition("-")[2])) is None)
+    (tmp_path / "go").write_text("0")
+    code, said = worker.finish_command(second)
+    assert (code, said[0], said[-1]) == (0, {"bytes": 0}, {"done": True})
+    stored = {name: content for name, content in worker.bucket.objects.items() if name.startswith("assets/t-1/")}
+    manifest = json.loads(stored.pop("assets/t-1/manifest.json"))
+    assert stored == {"assets/t-1/sub/a": b"whole", "assets/t-1/b": b"b"}
+    assert manifest == {name.removeprefix("assets/t-1/"): hashlib.sha256(c).hexdigest() for name, c in stored.items()}
+    assert not (worker.root / "builds/t-1").exists()
+    assert sorted(p.name for p in (worker.root / "code" / asked["code"]).iterdir()) == ["make.py"]
+    worker.bucket.requests.clear()
+    assert worker.run_command("build_asset", **asked)[0] == 0
+    assert [r for r in worker.bucket.requests if r.startswith("POST")] == []
+
+
+def test_a_build_that_has_ended_is_copied_and_not_run_again(worker: AgentWorker, tmp_path: Path) -> None:
+    (tmp_path / "go").write_text("0")
+    asked = build_order(worker, tmp_path)
+    worker.bucket.faults = [404, None, None, 403]  # look for the manifest, the code, the first file, the second
+    code, said = worker.run_command("build_asset", **asked)
+    assert code == 1, said
+    assert "assets/t-1/manifest.json" not in worker.bucket.objects
+    worker.bucket.requests.clear()
+    assert worker.run_command("build_asset", **asked)[0] == 0
+    assert len(list(tmp_path.glob("began-*"))) == 1
+    posts = [r for r in worker.bucket.requests if r.startswith("POST")]
+    assert len(posts) == 2
+    assert posts[-1] == "POST assets/t-1/manifest.json"
+
+
+def test_a_build_that_fails_shows_the_end_of_its_log(worker: AgentWorker, tmp_path: Path) -> None:
+    (tmp_path / "go").write_text("3")
+    code, said = worker.run_command("build_asset", **build_order(worker, tmp_path, secrets={"TOKEN": "hf_planted"}))
+    assert code == 1
+    command = f"`python make.py '{{output}}' {tmp_path}`"
+    assert said[-1] == {
+        "error": f"{command} ended with code 3; its log is gs://b/builds/t-1.log", "detail": "token **********",
+    }  # fmt: skip
+    assert worker.bucket.objects["builds/t-1.log"] == b"token **********\n"
+    assert not [name for name in worker.bucket.objects if name.startswith("assets/")]
+    _, said = worker.run_command("build_asset", **build_order(worker, tmp_path, "true", "{output}"))
+    assert said[-1]["error"] == "`true '{output}'` wrote no file to {output}; its log is gs://b/builds/t-1.log"
+    _, said = worker.run_command("build_asset", **build_order(worker, tmp_path, "no-such-program", "{output}"))
+    assert said[-1]["error"] == "`no-such-program '{output}'` cannot start here: No such file or directory"
+    _, said = worker.run_command(
+        "build_asset", **build_order(worker, tmp_path, "sh", "-c", "kill -KILL $$", "{output}")
+    )
+    assert f"ended with code {-signal.SIGKILL}" in said[-1]["error"]
+
+
+def pauses_of(uptime: float, **how: bool) -> list[float]:
+    """The pauses of a request that always fails, on a VM that has been up for so long."""
+    pauses: list[float] = []
+
+    def never() -> None:
+        raise TransferError("no", **how)
+
+    with pytest.raises(TransferError, match="no"):
+        with_retries(never, pauses.append, lambda: uptime + sum(pauses))
+    return pauses
+
+
+def test_what_may_pass_is_tried_again_and_what_lasts_is_told_at_once() -> None:
+    assert pauses_of(60) == pauses_of(FRESH_VM_SECONDS) == [*RETRY_SECONDS]
+    assert pauses_of(60, lasting=True) == []
+
+
+def test_a_missing_role_is_waited_for_on_a_fresh_vm() -> None:
+    """IAM shows a new binding to Cloud Storage minutes after it was made, when a v5e VM is up already."""
+    pauses = pauses_of(60, lasting=True, denied=True)
+    assert tuple(pauses[: len(RETRY_SECONDS)]) == RETRY_SECONDS, "roles may be seen at once"
+    assert FRESH_VM_SECONDS - 60 <= sum(pauses) < FRESH_VM_SECONDS - 50
+    assert pauses_of(FRESH_VM_SECONDS, lasting=True, denied=True) == []
+
+
+def test_google_is_asked_with_the_token_of_the_vm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, dict[str, str]] = {}
+
+    def google(url: str, headers: dict[str, str], *_: object) -> io.BytesIO:
+        asked[url] = headers
+        return io.BytesIO(json.dumps({"access_token": "ya29.x"}).encode() if "metadata" in url.lower() else b"content")
+
+    monkeypatch.delenv("SLIPWAY_STORAGE_ROOT", raising=False)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    monkeypatch.setattr(storage, "open_url", google)
+    sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
+    storage.download_object("b", "code/a b.tar.gz", sha256, tmp_path / "out")
+    assert asked == {
+        "http://127.0.0.1:1/computeMetadata/v1/instance/service-accounts/default/token": {"Metadata-Flavor": "Google"},
+        "https://storage.googleapis.com/storage/v1/b/b/o/code%2Fa%20b.tar.gz?alt=media": {
+            "Authorization": "Bearer ya29.x"
+        },
+    }
+    assert (tmp_path / "out").read_bytes() == b"content"
+
+
+def test_an_upload_holds_what_the_file_held(
+    monkeypatch: pytest.MonkeyPatch, bucket: FakeBucket, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", bucket.url)
+    (tmp_path / "log").write_bytes(b"x" * 3_000_000)
+    storage.upload_file(tmp_path / "log", "b", "runs/a b/log")
+    storage.upload_file(tmp_path / "nothing", "b", "empty")
+    assert bucket.objects == {"runs/a b/log": b"x" * 3_000_000, "empty": b""}
+
+
+def test_a_storage_out_of_reach_is_a_transfer_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", "http://127.0.0.1:1/")
+    with pytest.raises(TransferError, match="refused"):
+        storage.upload_file(tmp_path / "log", "b", "log")
+    with pytest.raises(TransferError, match="refused"):
+        storage.download_object("b", "x", "", tmp_path / "out")
+
+
+def test_a_failure_names_the_object_and_never_the_url(
+    monkeypatch: pytest.MonkeyPatch, bucket: FakeBucket, tmp_path: Path
+) -> None:
+    """The root of an emulated worker holds a token."""
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", f"{bucket.url}w/t0ken/")
+    bucket.faults += [403, "cut"]
+    bucket.objects["x"] = b"content"
+    for words in ("HTTP 403: out of order", "has SHA-256"):
+        with pytest.raises(TransferError, match=words) as caught:
+            storage.download_object("b", "x", "", tmp_path / "out")
+        assert "gs://b/x" in str(caught.value)
+        assert "t0ken" not in str(caught.value)

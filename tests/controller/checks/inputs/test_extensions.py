@@ -11,7 +11,8 @@ from controller.checks.preflight import preflight
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.modules import references
 from controller.plan.build import build_plan
-from tests.controller.checks.plans import config, context
+from tests.composed import config_of as config
+from tests.controller.checks.plans import context
 from tests.paths import ROOT
 
 GRPO = ["+experiment=quickstart"]

@@ -1,16 +1,16 @@
-"""Absent files and objects are named with their key and with what is there instead."""
+"""Absent files and objects are named with what is there instead, and so are columns that the first row lacks."""
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from controller.checks.inputs import files
-from controller.context import Context
+from controller.checks.inputs.first_row import first_rows_have_the_columns
 from controller.core.finding import Check
-from controller.gcp.errors import ForbiddenError, NotFoundError
-from tests.controller.checks.plans import config
+from tests.composed import config_of as config
+from tests.fakes.context import make_context
+from tests.fakes.google import MemoryStorage
 
 OFFLINE: tuple[Check[...], ...] = (files.files_exist_here, files.validation_has_data)
 LIVE: tuple[Check[...], ...] = (files.objects_exist, files.validation_has_objects)
@@ -19,35 +19,12 @@ TEXT = (*LM, "data=text", "data.tokenizer=bytes")
 JSONL = (*LM, "data=jsonl", "data.tokenizer=bytes")
 
 
-class Buckets:
-    """Cloud Storage by hand: object sizes by `BUCKET/NAME`."""
-
-    def __init__(self, **buckets: dict[str, int]) -> None:
-        self.buckets, self.refused = buckets, set[str]()
-
-    def call(self, api: str, method: str, *, bucket: str, prefix: str, **rest: Any) -> dict[str, Any]:
-        assert (api, method) == ("storage", "objects.list")
-        if bucket in self.refused:
-            raise ForbiddenError("list", 403, "forbidden", "no storage.objects.list")
-        if bucket not in self.buckets:
-            raise NotFoundError("list", 404, "notFound", "no such bucket")
-        found = {name: size for name, size in self.buckets[bucket].items() if name.startswith(prefix)}
-        if rest.get("delimiter") != "/":
-            return {"items": [{"name": name, "size": str(size)} for name, size in found.items()]}
-        here = {name for name in found if "/" not in name[len(prefix) :]}
-        below = {prefix + name[len(prefix) :].partition("/")[0] + "/" for name in found if name not in here}
-        return {"items": [{"name": name} for name in here], "prefixes": sorted(below)}
-
-    def list_all(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-        yield from self.call(api, method, **parameters).get(items, [])
-
-
 def offline(*overrides: str) -> list[str]:
     return [f"{f.check}: {f.severity} {f}" for check in OFFLINE for f in check(config(*overrides))]
 
 
-def live(google: Buckets, *overrides: str) -> list[str]:
-    context = cast(Context, type("Fake", (), {"google": google}))
+def live(google: MemoryStorage, *overrides: str) -> list[str]:
+    context = make_context(google)
     return [f"{f.check}: {f.severity} {f}" for check in LIVE for f in check(config(*overrides), context)]
 
 
@@ -114,9 +91,8 @@ def test_emulated_workers_read_files_of_this_machine(folder: Path) -> None:
     ],
 )
 def test_a_name_must_match_an_object_of_its_bucket(override: str, said: str | None) -> None:
-    objects = {"train/a.jsonl": 9, "train/b.jsonl": 9, "gemma/config.json": 9, "gemma/model.safetensors": 9}
-    google = Buckets(acme=objects, theirs={})
-    google.refused = {"theirs"}
+    names = ("train/a.jsonl", "train/b.jsonl", "gemma/config.json", "gemma/model.safetensors")
+    google = MemoryStorage("theirs", acme=dict.fromkeys(names, b"9 bytes.."))
     found = live(google, *JSONL, "data.path=gs://acme/train/a.jsonl", override)
     assert found == [] if said is None else found[0].startswith(said), found
 
@@ -138,7 +114,7 @@ def test_a_part_is_left_for_validation(folder: Path) -> None:
 
 
 def test_a_part_of_a_bucket_is_left_for_validation() -> None:
-    google = Buckets(acme={"a.txt": 9000})
+    google = MemoryStorage(acme={"a.txt": bytes(9000)})
     text = (*TEXT, "data.path=gs://acme/*.txt", "data.packing=windows")
     assert live(google, *text, "data.eval_fraction=0.5") == []
     assert live(google, *text)[0].startswith("validation_objects: error data.eval_fraction: 0.1 of 9000 bytes are at m")
@@ -169,3 +145,108 @@ def test_the_best_checkpoint_is_not_chosen_by_the_tests_questions(overrides: lis
     grpo = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=gsm8k")
     paths = ("data.path=gs://b/train.jsonl", "data.eval_path=gs://b/test.jsonl")
     assert offline(*grpo, *paths, *overrides) == said
+
+
+QUESTIONS = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=gsm8k")
+LINES = (
+    "cloud.project=acme",
+    "model=tiny",
+    "loop=lm",
+    "optimizer=adamw",
+    "data=jsonl",
+    "data.path=assets://mine/a.jsonl",
+)
+
+
+def issues(rows: Path, *overrides: str) -> list[str]:
+    return [str(i) for i in first_rows_have_the_columns(config(*overrides, f"+assets.datasets.mine.path={rows}"))]
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    row = {"question": "2+2?", "final": 4, "level": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n{}\n")
+    (tmp_path / "slipway").mkdir()
+    (tmp_path / "slipway" / "mine.py").write_text("def reward(response, answer, prompt, levle, other=1): return 0\n")
+    return tmp_path
+
+
+def test_a_reward_that_wants_a_column_of_generated_problems_is_named(rows: Path) -> None:
+    generated = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=arithmetic")
+    [found] = issues(rows, *generated, "loop.accuracy_reward='mine:reward'")
+    assert found == (
+        "loop.accuracy_reward: reward mine:reward takes 'levle', but a problem of data=arithmetic has no such column; "
+        "only prompt and row are passed too"
+    )
+    assert issues(rows, *generated) == []
+
+
+def test_missing_columns_of_questions_and_rewards_are_named(rows: Path) -> None:
+    paths = [f"data.{name}=assets://mine/a.jsonl" for name in ("path", "eval_path")]
+    found = issues(rows, *QUESTIONS, *paths, "loop.accuracy_reward='mine:reward'")
+    missing = f"the first row of {rows}/a.jsonl has no column 'answer'; it has 'question', 'final', 'level'"
+    assert found[0] == f"data.answer_column: {missing}"
+    assert found[1].startswith(
+        f"loop.accuracy_reward: reward mine:reward takes 'levle', but the first row of {rows}/a.jsonl has no such"
+    )
+    assert len(found) == 3  # eval_path too
+    right = (*QUESTIONS, *paths, "data.answer_column=final", "data.answer_mark=null")
+    assert issues(rows, *right) == []
+    template = ("data.question_column=null", "data.question_template='{context} {question}'")
+    assert issues(rows, *right, *template)[0].startswith("data.question_template: the first row of ")
+
+
+def test_a_missing_mark_and_unreadable_lines_are_named(rows: Path) -> None:
+    paths = [f"data.{name}=assets://mine/*.jsonl" for name in ("path", "eval_path")]
+    (rows / "a.jsonl").write_text('{"question": "a", "answer": "4"}\n')
+    assert "has no '#### ' in column 'answer'; null takes the whole column" in issues(rows, *QUESTIONS, *paths)[0]
+    for line, message in (
+        ("oops\n", "line 1 is not JSON"),
+        ("[1]\n", r"line 1 is not an object with columns, but [1]"),
+    ):
+        (rows / "a.jsonl").write_text(line)
+        assert issues(rows, *QUESTIONS, *paths)[0].startswith(f"data.path: {rows}/a.jsonl: {message}")
+        assert issues(rows, *QUESTIONS, *paths, "data.on_bad_line=skip") == []
+
+
+def test_columns_of_text_are_those_of_the_rows(rows: Path) -> None:
+    assert issues(rows, *LINES)[0].startswith("data.text_column: the first row of ")
+    assert issues(rows, *LINES, "data.text_column=question") == []
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"body": ["x"]}), rows / "a.parquet")
+    change = ("data=parquet", "data.path=assets://mine/a.parquet")
+    found = issues(rows, *LINES[:4], *change)
+    assert found == [f"data.text_column: the first row of {rows}/a.parquet has no column 'text'; it has 'body'"]
+
+
+def test_a_column_that_holds_no_text_is_named(rows: Path) -> None:
+    """A number is text to the questions, and to nothing else; blank lines before the first row are skipped."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "number": 4, "yes": True, "text": "hello"}
+    (rows / "a.jsonl").write_text("\n  \n" + json.dumps(chat) + "\n")
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({name: [value] for name, value in chat.items()})
+    parquet.write_table(table.append_column("coded", table["text"].dictionary_encode()), rows / "a.parquet")
+    questions = [f"data.{name}=assets://mine/a.SUFFIX" for name in ("path", "eval_path")] + ["data.answer_mark=null"]
+    grpo = (*QUESTIONS, *questions, "data.question_column=text", "data.answer_column=")
+    lm = (*LINES[:4], "data=KIND", "data.path=assets://mine/a.SUFFIX", "data.text_column=")
+    lists = "list<element: struct<role: string, content: string>>"
+    for suffix, kind, shown in (
+        ("jsonl", "jsonl", {"messages": '[{"role": "user", "content": "hi"}]', "number": "4", "yes": "true"}),
+        ("parquet", "parquet", {"messages": lists, "number": "int64", "yes": "bool"}),
+    ):
+        for words, numbers in ((grpo, True), (lm, False)):
+            for column in table.column_names + ["coded"] * (kind == "parquet"):
+                made = [word.replace("SUFFIX", suffix).replace("KIND", kind) for word in words]
+                found = issues(rows, *made[:-1], made[-1] + column)
+                expected = [] if column in ("text", "coded") or (numbers and column == "number") else [shown[column]]
+                assert [text.rpartition(f"has no text in column {column!r}, but ")[2] for text in found] == (
+                    expected * (2 if numbers else 1)
+                )
+
+
+def test_files_elsewhere_are_left_to_the_trainer(rows: Path) -> None:
+    assert issues(rows, *QUESTIONS, "data.path=gs://b/a.jsonl", "data.eval_path=gs://b/b.jsonl") == []
+    assert issues(rows, *QUESTIONS, f"data.path={rows}/a.jsonl", "data.eval_path=gs://b/b.jsonl") == []  # not on a pod
+    here = (*QUESTIONS[1:], "cloud=local", f"data.path={rows}/a.jsonl", "data.eval_path=gs://b/b.jsonl")
+    assert issues(rows, *here)[0].startswith("data.answer_column: the first row of ")

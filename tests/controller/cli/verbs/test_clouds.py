@@ -1,17 +1,29 @@
-"""The first use, on the emulated cloud and by hand-made answers; `localcloud wipe`."""
+"""The first use, localcloud, and finding the emulated cloud of a state folder; the table of slipway capacity."""
 
+import json
+import os
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controller.cli import main
 from controller.cli.verbs import clouds
 from controller.cli.verbs.clouds import PlacementChoice
+from controller.cli.verbs.grants import format_entries, format_offers
 from controller.cloud import emulator
+from controller.core.json_lines import append_lines
 from controller.core.ui import confirm
 from controller.records import index
+from controller.resources.pod.capacity_log import CapacityEntry, capacity_file
+from controller.resources.pod.plane import CalendarOffer
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.fakes.loopback import Loopback
 from tests.terminal import Tty
 
 
@@ -90,3 +102,153 @@ def test_wipe_asks_and_says_what_it_did(
     assert "deleted: the emulated cloud with its buckets and pods" in capsys.readouterr().out
     assert main.run(["localcloud", "wipe", "--yes"]) == 0
     assert (len(asked), called) == (2, [["wipe"], ["wipe"]])
+
+
+NOW = 1767225600.0
+HOUR = 3600.0
+
+
+def entry(zone: str, hours_ago: float, answer: str = "granted", *, lived: float = 0.0, **more: Any) -> CapacityEntry:
+    """A request for a pod, which was there for `lived` seconds if not 0."""
+    given: dict[str, Any] = {"time": NOW - hours_ago * HOUR, "waited_seconds": 40.0, **more}
+    ended = given["time"] + given["waited_seconds"] + lived if lived else None
+    what: dict[str, Any] = {"project": "acme", "provisioner": "queued", "tier": "spot", "pod": "slipway-anna"}
+    what |= {"zone": zone, "accelerator_type": "v5litepod-16", "answer": answer, "ended_time": ended}
+    return CapacityEntry(id=f"{zone}-{hours_ago}", **what, **given)
+
+
+ENTRIES = [
+    entry("us-west4-a", 160, "stock_out"),
+    entry("us-west4-a", 30, "stock_out"),
+    entry("us-central1-a", 29.9, lived=2 * HOUR, ended="preempted"),
+    entry("us-central1-a", 5, waited_seconds=80.0, lived=4 * HOUR, ended="preempted"),
+    entry("us-west4-a", 4, "stock_out"),
+    entry("us-west4-a", 3.9, waited_seconds=100.0),
+]
+
+
+def test_the_table_and_the_pictures() -> None:
+    lines = format_entries(ENTRIES, 7, NOW, None)
+    assert [line.split()[:5] for line in lines[1:3]] == [
+        ["v5litepod-16", "us-west4-a", "spot", "1", "of"],
+        ["v5litepod-16", "us-central1-a", "spot", "2", "of"],
+    ]
+    assert "2 of 2   1:00    3:00:00  preempted, 5:00:00 ago" in lines[2]
+    assert "1 of 4   1:40             granted, 3:54:00 ago" in lines[1]
+    assert lines[1].split()[-1] == "·×·····················×···▄"
+    assert lines[2].split()[-1] == "·······················█···█"
+    lines = format_entries(ENTRIES, 7, NOW, 80)
+    assert max(map(len, lines)) <= 80
+    assert "the last 7 days:" in lines
+    assert "·······················█···█  v5litepod-16 in us-central1-a (spot)" in lines
+
+
+def test_a_life_that_nothing_ended_but_its_user_is_a_lower_bound() -> None:
+    [_, line, *_] = format_entries([entry("a-b-c", 9, lived=HOUR, ended="deleted")], 7, NOW, None)
+    assert "≥ 1:00:00" in line
+
+
+def test_what_a_search_gave_back_is_no_refusal_and_no_life() -> None:
+    found = [entry("a-b-c", 9), entry("a-b-c", 8, lived=4.0, ended="surplus"), entry("a-b-c", 7, "withdrawn")]
+    [_, line, *_] = format_entries(found, 7, NOW, None)
+    assert "2 of 2" in line  # the request that was withdrawn was never answered
+    assert "withdrawn, 7:00:00 ago" in line
+    assert "×" not in line
+    assert "≥" not in line
+    assert "surplus, 8:00:00 ago" in format_entries(found[:2], 7, NOW, None)[1]
+
+
+def test_planes_are_rows_of_their_own() -> None:
+    first = entry("us-west4-a", 2)
+    others = [replace(entry("us-west4-a", 1, "stock_out"), provisioner=way) for way in ("mig", "way-of-tomorrow")]
+    title, *lines = format_entries([first, *others], 7, NOW, None)
+    assert "plane" in title
+    assert [line.split()[3:6] for line in lines[:3]] == [
+        ["TPU", "API", "1"], ["Compute", "Engine", "0"], ["way-of-tomorrow", "0", "of"]]  # fmt: skip
+    assert "plane" not in format_entries([first], 7, NOW, None)[0]
+    assert ", Compute Engine" in "\n".join(format_entries([first, *others], 7, NOW, 80))
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    assert main.run(["capacity"]) == 0
+    assert capsys.readouterr().out.startswith("no requests for pods in the last 7 days; ")
+    now = time.time()
+    lines = [entry("us-west4-a", 0, time=now - HOUR), entry("us-west4-b", 0, "quota", time=now - 30 * HOUR)]
+    text = "".join(json.dumps(line.to_json()) + "\n" for line in lines)
+    append_lines(capacity_file(tmp_path), f"{text}{{\n")
+    assert main.run(["capacity", "--days", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [(found["zone"], found["lived_seconds"]) for found in json.loads(out)] == [("us-west4-a", None)]
+    assert err.startswith(f"warning: {capacity_file(tmp_path)}: line 3 cannot be read; ")
+    assert main.run(["capacity"]) == 0
+    assert "quota" in capsys.readouterr().out
+    for days in ("0", "-1", "nan", "inf"):
+        assert main.run(["capacity", "--days", days]) == 2
+        assert f"--days: {days}; it must be above 0 and at most 3650" in capsys.readouterr().err
+
+
+def test_what_can_be_reserved_and_where_not() -> None:
+    offers = [
+        CalendarOffer("us-east5-a", begin=1796169600.0, end=1796342400.0),
+        CalendarOffer("us-east5-b", why_not="no capacity: none in that window"),
+    ]
+    lines = format_offers(offers, "v6e-16 for 2 days", ["us-east5-b"], 80)
+    assert lines[:3] == [
+        "v6e-16 for 2 days:",
+        "  us-east5-a  2026-12-02 00:00 to 2026-12-04 00:00 UTC; set tpu.zone to use it",
+        "  us-east5-b  no capacity: none in that window",
+    ]
+    assert "nothing is booked." in lines[-1]
+    assert max(len(line) for part in lines for line in part.splitlines()) <= 80
+    assert "Google advises no reservation" in format_offers(offers[1:], "x", ["us-east5-b"], 80)[-1]
+
+
+def test_a_reservation_that_nobody_can_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    for words, said in {
+        "0.5": "--calendar: 0.5; Google reserves for 1 to 90 days",
+        "2 tpu=v5litepod_8": "has calendar reservations for v5litepod-8; they are for v5p, v6e",
+        "2 cloud=here": "cloud: a pod on this machine needs no reservation",
+    }.items():
+        assert main.run(["capacity", "--calendar", *words.split()]) == 2
+        assert said in capsys.readouterr().err
+
+
+class Answering(Loopback, BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        allowed = self.headers["Authorization"] == "Bearer right"
+        answer = {"pid": os.getpid()} if allowed else {"error": {"message": "another server's token"}}
+        self.answer(200 if allowed else 401, json.dumps(answer).encode())
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with Answering.serving() as url:
+        yield url
+
+
+def _endpoint(folder: Path, **changed: object) -> None:
+    found = {"token": "right", "pid": os.getpid(), "roots": {}, "project": "p", "ssh_config": "s", **changed}
+    (folder / "endpoint.json").write_text(json.dumps(found))
+
+
+def test_a_running_one_is_found_without_starting_a_program(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emulator, "run_emulator_verb", lambda *_: pytest.fail("a program was started"))
+    _endpoint(tmp_path, url=url)
+    found = emulator.find_answering(tmp_path)
+    assert found is not None
+    assert found.url == url.rstrip("/")
+
+
+@pytest.mark.parametrize("changed", [{"token": "wrong"}, {"pid": 1}, {"url": "http://127.0.0.1:9/"}])
+def test_the_file_of_a_killed_one_is_not_believed(url: str, tmp_path: Path, changed: dict[str, object]) -> None:
+    assert emulator.find_answering(tmp_path) is None, "none has run on a new folder"
+    (tmp_path / "endpoint.json").write_text('{"url"')
+    assert emulator.find_answering(tmp_path) is None
+    _endpoint(tmp_path, **{"url": url, **changed})
+    assert emulator.find_answering(tmp_path) is None

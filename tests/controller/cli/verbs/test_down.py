@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli, comparable_state
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, EmulatedCloud
-from tests.controller.state import comparable_state
 
 pytestmark = pytest.mark.e2e
 KEEP = "cleanup.on_success=keep"

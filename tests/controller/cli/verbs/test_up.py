@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,6 +13,7 @@ import pytest
 
 from controller.cli import main as cli
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.localcloud.harness import wait_for as until
 from tests.paths import ROOT
 from tests.planes import Plane
 
@@ -22,14 +21,6 @@ pytestmark = pytest.mark.e2e
 KEEP = "cleanup.on_success=keep"
 TWO_WORKERS = ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
 SLOW = 'program.command=[sh,-c,"echo up; while [ ! -e ../go ]; do sleep 0.1; done"]'
-
-
-def until(true: Callable[[], bool], seconds: float = 240) -> None:
-    """Wait for something that must come; how long it takes does not matter."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)
 
 
 def workers_home(slipway: SlipwayCli) -> list[Path]:

@@ -19,9 +19,9 @@ from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.search import ALONE_POLLS, CapacitySearch
-from tests.controller.resources.pod.compute_engine.test_plane import KilledError
 from tests.fakes.clock import NEVER, ManualClock
 from tests.fakes.context import make_context
+from tests.fakes.google import KilledError
 
 POLL = 5.0
 ALONE = ALONE_POLLS * POLL

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -195,11 +196,8 @@ def test_a_record_that_cannot_be_read_ends_no_verb(
 def test_a_broken_file_is_one_line_and_one_that_was_being_written_is_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Google:
-        def call(self, *_: Any, **__: Any) -> Any:
-            raise NotFoundError("get", 404, "NOT_FOUND", "gone")
-
-    context = make_context(Google(), tmp_path)
+    google = Mock(call=Mock(side_effect=NotFoundError("get", 404, "NOT_FOUND", "gone")))
+    context = make_context(google, tmp_path)
     gone = replace(GONE, project=context.project)
     record_deletion(context, gone)
 

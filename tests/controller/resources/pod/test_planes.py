@@ -10,7 +10,6 @@ from conf.schema.config import Config
 from conf.schema.infra.topology import Topology
 from controller.checks.preflight import preflight, probe_cloud
 from controller.cleanup.orphans import billed_items
-from controller.config.compose import compose
 from controller.context import Context, SurplusSlice
 from controller.core.errors import CloudError
 from controller.core.finding import Issue
@@ -26,6 +25,7 @@ from controller.resources.pod.planes import PLANES, plane_of
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.slices import Slices
+from tests.composed import config_of
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import Pod, pod
@@ -283,9 +283,7 @@ def test_a_third_plane_needs_only_a_line_in_the_registry(project: EmulatedProjec
 
 
 def said_of(*words: str) -> list[str]:
-    config, _ = compose(["tpu=v6e_8", "program=command", *words])
-    assert config is not None
-    return [str(finding) for finding in preflight(config)]
+    return [str(finding) for finding in preflight(config_of("tpu=v6e_8", "program=command", *words))]
 
 
 def test_a_plane_refuses_by_its_own_words_and_one_that_does_not_exist_is_refused(toy: Toy) -> None:
@@ -306,8 +304,7 @@ def test_a_plane_refuses_by_its_own_words_and_one_that_does_not_exist_is_refused
     ],
 )
 def test_a_key_of_one_plane_leaves_that_one(word: str, said: str) -> None:
-    config, _ = compose(["tpu=v6e_8", "program=command", word])
-    assert config is not None
+    config = config_of("tpu=v6e_8", "program=command", word)
     assert len(planes.planes_for(config)) == 1
     [why] = planes.planes_not_tried(config)
     assert why.startswith(said.format("is not tried: tpu."))
@@ -315,8 +312,7 @@ def test_a_key_of_one_plane_leaves_that_one(word: str, said: str) -> None:
 
 
 def test_a_tier_of_one_plane_is_asked_of_that_one() -> None:
-    config, _ = compose(["tpu=v6e_8", "program=command", "tpu.capacity=[preemptible,spot]"])
-    assert config is not None
+    config = config_of("tpu=v6e_8", "program=command", "tpu.capacity=[preemptible,spot]")
     found = [(place.capacity, place.provisioner) for place in planes.places_for(config)]
     assert found == [("preemptible", "node"), ("spot", "queued"), ("spot", "instance")]
     assert planes.planes_not_tried(config) == []

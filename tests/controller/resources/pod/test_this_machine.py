@@ -8,21 +8,18 @@ import pytest
 from conf.schema.config import Config
 from controller.checks.preflight import preflight
 from controller.cloud.connect import open_context, project_of
-from controller.config.compose import compose
 from controller.context import Context
 from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Diff
 from controller.resources.pod.this_machine import ThisMachine
+from tests.composed import config_of
 
 NOBODY = cast(Context, None)
 """Nothing is asked of the context."""
 
 
 def composed(state: Path, *words: str) -> Config:
-    base = ["+experiment=quickstart", "cloud=here", "cloud.backend=cpu", f"run.state_dir={state}"]
-    config, problems = compose([*base, *words])
-    assert config is not None, problems
-    return config
+    return config_of("+experiment=quickstart", "cloud=here", "cloud.backend=cpu", f"run.state_dir={state}", *words)
 
 
 def planned(state: Path, *words: str) -> Plan:

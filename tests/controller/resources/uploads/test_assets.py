@@ -25,7 +25,7 @@ from controller.resources.uploads import sources
 from controller.resources.uploads.assets import UploadedAsset
 from controller.resources.uploads.sources import PinnedSource, SourceCopy
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
-from tests.controller.resources.uploads.fetching import Project, context_of, nearby
+from tests.controller.resources.uploads.conftest import Project, context_of, nearby
 from tests.hub import ACCEPTED, CONTENT, write
 
 FILES = {"a": b"first", "b/c": b"second"}

@@ -24,7 +24,7 @@ from controller.resources.uploads.archives import CodeArchive
 from controller.resources.uploads.errands import NearbyBuild, NearbyFiles, VmVenv
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.uploads.fetching import Project, placed, run
+from tests.controller.resources.uploads.conftest import Project, placed, run
 from tests.hub import CONTENT
 
 MAKE = """

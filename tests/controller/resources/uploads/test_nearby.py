@@ -28,8 +28,9 @@ from controller.resources.uploads.nearby import MAX_ERRORS, MAX_MACHINES, REFRES
 from controller.run.session import Session
 from tests.controller.agent.conftest import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.uploads.fetching import KilledError, Project, context_of, nearby, run, web_files
+from tests.controller.resources.uploads.conftest import Project, context_of, nearby, run, web_files
 from tests.fakes.clock import ManualClock
+from tests.fakes.google import KilledError
 from tests.hub import ACCEPTED, CONTENT
 
 pytestmark = pytest.mark.usefixtures("hub")

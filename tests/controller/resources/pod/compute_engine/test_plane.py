@@ -21,13 +21,10 @@ from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import GROUP, INSTANCE, ZONE, Pod, pod
 from tests.controller.resources.pod.compute_engine.test_bodies import PLACE, SPEC
 from tests.fakes.context import make_context
+from tests.fakes.google import KilledError
 
 PLANE = ComputeEngine()
 PARTS = ("/instanceGroupManagers/", "/instances/", "/resourcePolicies/", "/instanceTemplates/")
-
-
-class KilledError(BaseException):
-    """The controller is killed."""
 
 
 def parts(made: Pod) -> list[str]:

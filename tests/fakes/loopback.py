@@ -1,4 +1,4 @@
-"""As much of Cloud Storage as the agent uses, in this process, with faults on demand."""
+"""Servers on loopback, written in a few lines; and as much of Cloud Storage as the agent uses, with faults."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ class Loopback(BaseHTTPRequestHandler):
         """Serve, with these attributes; yield the URL."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), type(cls.__name__, (cls,), facts))
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
         server.server_close()
