@@ -21,7 +21,7 @@ def main() -> int:
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     _leave_out_the_working_directory()
     if len(sys.argv) > 1 and PROGRAM.fullmatch(sys.argv[1]):
-        from controller.core.programs import own_program
+        from controller.core.this_process import own_program
 
         command = own_program(*sys.argv[1:])
         os.execv(command[0], command)  # noqa: S606 - our own program

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from conf.schema.config import Config
 from controller.core.errors import ConfigError, SlipwayError
-from controller.records import index, last_command
+from controller.records import index
 from controller.records.recorder import run_folder
 from controller.records.table import filter_rows
 from controller.run.options import RunOptions
@@ -82,7 +82,7 @@ def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None 
     """
     from controller.run.drive import open_run
     from controller.run.text_screen import TextScreen
-    from controller.samplers.crew import drive
+    from controller.sampler_crew import drive
 
     options = RunOptions(overrides, run_id=run or "", yes=yes, queue=queue)
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
@@ -100,7 +100,7 @@ def start(*overrides: str, yes: bool = False, run: str | None = None) -> Row:
     """
     from controller.run.drive import open_run
     from controller.run.text_screen import TextScreen
-    from controller.samplers.crew import drive
+    from controller.sampler_crew import drive
 
     options = RunOptions(overrides, run_id=run or "", yes=yes, detach=True)
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
@@ -134,8 +134,8 @@ def logs(*overrides: str, run: str | None = None, worker: int = 0) -> str:
         ConfigError: the pod has no such worker, or no run is meant.
     """
     from controller.agent.protocol import WATCH, WatchRequest
-    from controller.gcp.errors import NotFoundError
-    from controller.ssh.connect import WorkerError
+    from controller.gcp.google_errors import NotFoundError
+    from controller.ssh.agent_link import WorkerError
 
     with _session(overrides, run) as session:
         session.parse_worker(worker)
@@ -182,7 +182,7 @@ def sweep(*overrides: str, yes: bool = False) -> list[Row]:
         ProgramFailedError: some runs failed for good; the others have finished.
     """
     from controller.sweep.definition import compose_base, define_sweep
-    from controller.sweep.pool import drive_sweep
+    from controller.sweep.pod_pool import drive_sweep
 
     drive_sweep(RunOptions(overrides, yes=yes))
     state = Path(compose_base(overrides, Path.cwd()).run.state_dir).expanduser()
@@ -290,7 +290,7 @@ def _session(overrides: tuple[str, ...], run: str | None) -> AbstractContextMana
     from controller.run.session import open_session
 
     if not overrides and not run:
-        last = last_command.load(Path.cwd())
+        last = index.load_last_command(Path.cwd())
         overrides, run = last.overrides, last.run
         if last.sweep:
             raise ConfigError(f"the last command of this folder was the sweep {last.sweep}; set run=ID")

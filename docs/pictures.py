@@ -26,10 +26,10 @@ from rich.text import Text  # noqa: E402
 from controller.cli import main as command_line  # noqa: E402
 from controller.cli.verbs import up  # noqa: E402
 from controller.cli.view import View  # noqa: E402
-from controller.core.clock import Clock  # noqa: E402
 from controller.core.events import Event  # noqa: E402
+from controller.core.this_process import Clock  # noqa: E402
 from controller.plan.build import Plan  # noqa: E402
-from controller.reconcile.reconciler import reconcile  # noqa: E402
+from controller.reconcile import reconcile  # noqa: E402
 from controller.run.options import RunOptions  # noqa: E402
 from controller.run.session import open_session  # noqa: E402
 from controller.sweep.board import load_board, render_board  # noqa: E402

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from conf.schema.infra.topology import YamlLoader
+from conf.schema.topology import YamlLoader
 from tests.paths import ROOT
 
 CONF = ROOT / "conf"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema.infra.assets import SourceAddress, parse_source
-from controller.inputs.hub import HubAccess
+from conf.schema.assets import SourceAddress, parse_source
+from controller.inputs.hugging_face_hub import HubAccess
 from controller.localcloud.hub import HubServer, HubState
 
 ACCEPTED, OTHER = "hf_accepted", "hf_other"

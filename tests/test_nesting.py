@@ -16,15 +16,15 @@ from typing import Any, cast
 
 import pytest
 
-from controller.agent.program import state, stream
-from controller.agent.secrets import SecretMask
-from controller.checks.inputs import first_row
+from controller.agent import attempts, control
+from controller.agent.attempts import SecretMask
+from controller.checks import input_first_row
 from controller.core.errors import CloudError
-from controller.core.formats import DamagedRecordError, load_json
+from controller.core.json_documents import DamagedRecordError, load_json
 from controller.inputs import modules
-from controller.lease.store import BucketLeaseStore
+from controller.lease_store import BucketLeaseStore
 from controller.report import gather
-from controller.resources.pod import capacity_log, pending_deletion
+from controller.resources.pod import capacity_log, refusals
 from controller.resources.uploads import nearby
 from controller.ssh.agent_link import AgentLink
 from controller.witness import stand_ins
@@ -48,7 +48,7 @@ def said_of_metrics(file: Path) -> list[dict[str, Any]]:
     """Return what the agent says of the lines of a metrics.jsonl."""
     file.write_text(f"{NESTED}\n")
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        stream._emit_metrics(file, 0, SecretMask({}))
+        control._emit_metrics(file, 0, SecretMask({}))
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
@@ -62,19 +62,19 @@ def read_all(folder: Path) -> None:
     [line] = said_of_metrics(folder / "metrics.jsonl")
     assert "is not a JSON object" in line["warning"]
     (folder / "summary.json").write_text(NESTED)
-    assert "not JSON" in cast(Any, state._read_summary(folder))["error"]
+    assert "not JSON" in cast(Any, attempts._read_summary(folder))["error"]
     (folder / "rows.jsonl").write_text(NESTED[:5000])
     refused(
-        first_row._UnreadableError,
+        input_first_row._UnreadableError,
         "line 1 cannot be read",
-        lambda: first_row._first_row(folder / "rows.jsonl", parquet=False),
+        lambda: input_first_row._first_row(folder / "rows.jsonl", parquet=False),
     )
     (folder / "deep.py").write_text(f"x = {'-' * 20_000}1\n")
     files = {"deep.py": folder / "deep.py"}
     refused(modules.DefinitionError, "deep.py", lambda: modules.find_signature("deep:f", files, installed=False))
     assert capacity_log._parse(NESTED, "here") is None
     notes: list[str] = []
-    assert pending_deletion._parse(NESTED.encode(), "here", notes) == []
+    assert refusals._parse(NESTED.encode(), "here", notes) == []
     assert "here is not a pending deletion written by slipway" in notes[0]
     assert stand_ins._parsed(NESTED) is None
     assert list(nearby._lines_of_agent(f'{{"format": 1, "bytes": {NESTED}}}')) == []

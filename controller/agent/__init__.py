@@ -2,7 +2,8 @@
 
 Standard library only, Python 3.10 and later. The controller ships this package as one zip file. Every worker runs it as
 `python3 agent-<sha>.pyz COMMAND`: arguments are one JSON document on stdin; the answer is one JSON document on stdout
-(`watch`: one per line) with exit code 0, or {"error", "detail"} with exit code 1. `main.COMMANDS` lists the commands.
+(`watch`: one per line) with exit code 0, or {"error", "detail"} with exit code 1. `dispatch.COMMANDS` lists
+the commands.
 
 Every command can be interrupted, repeated, and run concurrently with itself. Files and folders appear by rename; a venv
 counts once its marker is written, which happens last. Exclusive sections hold a flock, which the kernel releases

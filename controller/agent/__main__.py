@@ -80,4 +80,4 @@ if __name__ == "__main__":
     if archive == program:
         sys.path.insert(0, str(unpack(archive)))
     sys.argv[0] = str(archive)  # names this version, and starts the processes that outlive this command
-    sys.exit(import_module("slipway_agent.main").main())
+    sys.exit(import_module("slipway_agent.dispatch").main())

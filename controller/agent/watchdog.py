@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .formats import dump
-from .fs import AgentError, agent_root, locked, read_json, write_heartbeat, write_json
-from .process import boot_id, is_alive, start_time, wall_time
-from .program.state import active_attempt
+from .attempts import active_attempt
+from .fs import AgentError, agent_root, dump, locked, read_json, write_heartbeat, write_json
+from .worker_processes import boot_id, is_alive, start_time, wall_time
 
 if TYPE_CHECKING:
     from .watchdog_protocol import InstalledWatchdog, WatchdogState
@@ -148,7 +147,7 @@ def _delete_pod(order: dict[str, Any], why: str) -> str | None:
     from http.client import HTTPException
     from urllib.error import HTTPError
 
-    from .storage import TransferError, upload_stream
+    from .transfers import TransferError, upload_stream
 
     if order["bucket"]:
         body = dump({"time": wall_time(), "reason": why})
@@ -182,7 +181,7 @@ def _may_delete(projects_api: str, project: str, permission: str) -> bool | None
 
 
 def _request(url: str, method: str, body: bytes | None = None) -> dict[str, Any]:
-    from .storage import access_token, open_url
+    from .transfers import access_token, open_url
 
     headers = {"Authorization": f"Bearer {access_token()}", "Content-Type": "application/json"}
     if body:  # otherwise urllib sends it in chunks

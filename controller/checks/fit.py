@@ -9,10 +9,10 @@ from typing import Any
 
 from conf.schema.config import Config, digest
 from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import AnyModel, Model
-from conf.schema.training.puzzle import Trm
 from controller.checks.training import mesh_axes
-from controller.core import formats
+from controller.core import json_documents
 from controller.core.finding import Issue, check
 from controller.inputs.modules import module_files, trainer_references
 
@@ -51,8 +51,8 @@ def cache_file(config: Config) -> Path:
 def load(config: Config) -> dict[str, Any] | None:
     """Return the stored document; None if it is missing or unreadable."""
     try:
-        return formats.load(cache_file(config).read_text(), str(cache_file(config)))
-    except (OSError, ValueError, formats.FormatError):
+        return json_documents.load(cache_file(config).read_text(), str(cache_file(config)))
+    except (OSError, ValueError, json_documents.FormatError):
         return None
 
 

@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
-from conf.schema.infra.cloud import HereCloud
-from controller.checks.inputs.hugging_face import COMMANDS, HubSource, download_bytes, hub_sources
+from controller.checks.input_hugging_face import COMMANDS, HubSource, download_bytes, hub_sources
 from controller.config.this_machine import Devices, find_devices
-from controller.context import Context
+from controller.context import Context, format_size
 from controller.core.finding import Issue, check
 from controller.core.text import plural
-from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 from controller.inputs.download import part_path, search_path
-from controller.plan.build import Plan
-from controller.plan.fetching import fetched_on_pod
-from controller.plan.preview import missing_assets
-from controller.progress import format_size
+from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
+from controller.plan.build import Plan, missing_assets
+from controller.plan.worker_steps import fetched_on_pod
 
 GB = 1e9
 BOOT_DISK_GB = 100

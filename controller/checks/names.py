@@ -1,15 +1,32 @@
-"""Names: they are yours, and Google accepts them."""
+"""Names, network and permissions: Google accepts them, only you reach the workers, and you may do what the plan does.
 
+Names are yours, and workers reach the internet.
+"""
+
+import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from conf.schema.cloud import ANYWHERE, IAP_RANGE
 from conf.schema.config import Config
-from conf.schema.infra.topology import is_near
+from conf.schema.topology import is_near
 from controller.context import Context
-from controller.core.finding import Issue, check
-from controller.gcp.errors import ForbiddenError, NotFoundError
-from controller.plan.project import bucket_name
+from controller.core.finding import Issue, Severity, check
+from controller.gcp.google_errors import ForbiddenError, NotFoundError
+from controller.plan.needed_permissions import (
+    ACCOUNT_KIND,
+    ALWAYS,
+    BILLING_KIND,
+    BUCKET_KIND,
+    CHANGE,
+    MAKE,
+    PROJECT_KIND,
+    Need,
+    permissions_of_plan,
+)
+from controller.plan.project_steps import bucket_name
+from controller.resources.pod.planes import planes_for
 
 PLACEHOLDER = re.compile(
     r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)(?!-\d)|<[A-Z_-]+>", re.I
@@ -88,3 +105,146 @@ def iter_strings(value: Any, key: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for child in value:
             yield from iter_strings(child, key)
+
+
+@check("way_out", "error", "network.nat")
+def workers_reach_internet(config: Config) -> Iterator[Issue]:
+    """Without an external address, workers need a NAT to reach the internet; otherwise package installs hang."""
+    if not config.external_ip and not config.network.nat:
+        yield Issue("workers without an external address need it to install packages; set it to true")
+
+
+@check("ssh_open", "error", "network.ssh_source_ranges", "network.open_to_world", also="warning")
+def ssh_is_not_open(config: Config) -> Iterator[Issue]:
+    """A port 22 open to everyone is attacked within minutes."""
+    if ANYWHERE in config.network.ssh_source_ranges and not config.network.open_to_world:
+        yield Issue(f"{ANYWHERE} opens SSH to the whole internet; to allow it, set network.open_to_world=true")
+    if config.network.open_to_world:
+        yield Issue("SSH is open to the whole internet", "network.open_to_world", "warning")
+
+
+@check("ssh_way", "error", "network.ssh_source_ranges", "tpu.external_ip", "network.laptop", also="warning")
+def ssh_has_a_route(config: Config) -> Iterator[Issue]:
+    """If no rule admits the chosen method, every connection fails, and only after its timeout."""
+    method, network = config.ssh.method, config.network
+    through_iap = any(_covers(block, IAP_RANGE) for block in network.all_ssh_source_ranges)
+    if method == "iap" and not through_iap:
+        yield Issue(f"ssh.method=iap needs {IAP_RANGE} in this list")
+    if method == "external" and not config.external_ip:
+        yield Issue("ssh.method=external needs true or null", "tpu.external_ip")
+    elif network.laptop is not None and not config.external_ip:
+        message = (
+            "no worker has an external address for this machine to reach; set tpu.external_ip=null, or this to null"
+        )
+        yield Issue(message, "network.laptop", "warning")
+    others = set(network.all_ssh_source_ranges) - {IAP_RANGE}
+    if method == "external" and not others and network.laptop is None:
+        message = "ssh.method=external, but only IAP is admitted; use auto or this machine's range"
+        yield Issue(message, "network.laptop")
+
+
+def _covers(block: str, source: str) -> bool:
+    inner, outer = ipaddress.IPv4Network(source), ipaddress.IPv4Network(block, strict=False)
+    return inner.subnet_of(outer)
+
+
+MAX_TESTED = 100
+"""Permissions per request: https://cloud.google.com/resource-manager/reference/rest/v1/projects/testIamPermissions"""
+HELD_BY_OWNERS = ("storage.buckets.create", "storage.buckets.delete", "storage.buckets.list")
+WHERE = {
+    PROJECT_KIND: "in",
+    BUCKET_KIND: "on bucket",
+    ACCOUNT_KIND: "on service account",
+    BILLING_KIND: "on billing account",
+}
+
+
+@check("permissions", "warning", "cloud.project", also="error", live=True)
+def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
+    """A missing permission shows when the pod is billed already. `slipway plan --permissions` lists all of them."""
+    needs = permissions_of_plan(config, context.project)
+    held = held_needs(needs, context)
+    missing = [need for need in needs if need not in held]
+    groups: dict[tuple[str, str, str, Severity, str], list[Need]] = {}
+    several = len(planes_for(config)) > 1  # what one plane needs, the others do not
+    for need in missing:
+        grade = "warning" if several else severity(need)
+        groups.setdefault((need.kind, need.name, need.when, grade, need.role), []).append(need)
+    for (kind, name, when, grade, role), lacking in groups.items():
+        names = ", ".join(need.permission for need in lacking)
+        parts = ", ".join(dict.fromkeys(part for need in lacking for part in need.parts))
+        reasons = {ALWAYS: f"for: {parts}", MAKE: f"for: {parts} (unless that exists)", CHANGE: f"to change: {parts}"}
+        whose = reasons.get(when, "for `down --all`")
+        yield Issue(f"you lack {names} {WHERE[kind]} {name}, {whose}; {role} has it", severity=grade)
+
+
+def severity(need: Need) -> Severity:
+    """Return error for what every pod needs and no policy below the project can grant.
+
+    Google's answer about the project is no proof for the others: IAP may be granted on a VM that does not exist yet or
+    under a condition, and `actAs` is not needed where the pod exists.
+    """
+    return "error" if need.permission.startswith("tpu.nodes.") and need.when == ALWAYS else "warning"
+
+
+def held_needs(needs: list[Need], context: Context) -> set[Need]:
+    """Return those needs that the policies of the project, the bucket and the accounts satisfy, as Google says."""
+    asked = [need for need in needs if need.kind != BILLING_KIND]
+    in_project = _test_project({need.permission for need in asked}, context)
+    held = {need for need in asked if need.permission in in_project}
+    for kind in (BUCKET_KIND, ACCOUNT_KIND, BILLING_KIND):
+        for name in {need.name for need in needs if need.kind == kind}:
+            here = [need for need in needs if (need.kind, need.name) == (kind, name)]
+            left = [need.permission for need in here if need not in held]
+            if left:
+                found = _test_resource(kind, name, left, context)
+                if found is None:
+                    found = _granted_by_new_bucket(here, held)
+                held |= {need for need in here if need.permission in found}
+    return held
+
+
+def _granted_by_new_bucket(here: list[Need], held: set[Need]) -> list[str]:
+    """Return what the policy of a bucket that does not exist yet will grant.
+
+    It lets Owners and Editors of the project in, who hold nothing in the project but its creation and deletion. So a
+    caller who holds more than that has it from another role, which must be complete.
+    """
+    others = [need for need in here if need.permission not in HELD_BY_OWNERS]
+    return [] if held.intersection(others) else [need.permission for need in others]
+
+
+def _test_project(permissions: Iterable[str], context: Context) -> set[str]:
+    names, held = sorted(permissions), set[str]()
+    for start in range(0, len(names), MAX_TESTED):
+        body = {"permissions": names[start : start + MAX_TESTED]}
+        answer = context.google.call(
+            "cloudresourcemanager", "projects.testIamPermissions", resource=context.project, body=body
+        )
+        held |= set(answer.get("permissions", []))
+    return held
+
+
+def _test_resource(kind: str, name: str, permissions: list[str], context: Context) -> list[str] | None:
+    """Return those permissions that the caller holds on a resource; None for a bucket that does not exist."""
+    google = context.google
+    try:
+        if kind == BUCKET_KIND:
+            answer = google.call("storage", "buckets.testIamPermissions", bucket=name, permissions=permissions)
+        elif kind == ACCOUNT_KIND:
+            path = f"projects/{context.project}/serviceAccounts/{context.account_email(name)}"
+            answer = google.call(
+                "iam", "projects.serviceAccounts.testIamPermissions", resource=path, body={"permissions": permissions}
+            )
+        else:
+            answer = google.call(
+                "cloudbilling",
+                "billingAccounts.testIamPermissions",
+                resource=f"billingAccounts/{name}",
+                body={"permissions": permissions},
+            )
+    except NotFoundError:
+        return None if kind == BUCKET_KIND else []
+    except ForbiddenError:
+        return []
+    return answer.get("permissions", [])

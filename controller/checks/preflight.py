@@ -1,19 +1,23 @@
 """Run the checks, both offline ones and those that query Google.
 
-The schema's own rules are in `conf/schema`. Modules of `controller.checks` declare each check with `@check`.
+The schema's own rules are in `conf/schema`. Modules of `controller.checks` declare each check with `@check`. Run as a
+program, this module writes docs/checks.md from the declared rules: `python -m controller.checks.preflight >
+docs/checks.md`.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 from conf.schema.config import Config
-from controller import checks
+from controller import checks, resources
 from controller.context import Context
-from controller.core.finding import Check, Finding
-from controller.gcp.errors import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
+from controller.core.finding import Check, Finding, Rule
+from controller.gcp.google_errors import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
 from controller.plan.build import Plan
 
 
@@ -27,20 +31,20 @@ def checks_of(module: ModuleType) -> list[Check[...]]:
     return [value for value in vars(module).values() if isinstance(value, Check)]
 
 
-POD_MODULES = frozenset({"bastion", "capacity", "fit", "network", "permissions", "project"})
-"""Modules whose checks are about pods on Google Cloud, which `cloud=here` does not use."""
 POD_CHECKS = frozenset({
-    "bucket_name", "bucket_far", "bucket_taken", "checkpoints", "devices", "kept_forever", "thresholds", "trc_ended",
-    "trc_zone", "worker_disk",
+    "adopt", "bastion_adopt", "bastion_fetch", "bastion_machine", "bastion_secrets", "bastion_way", "billing",
+    "bucket_far", "bucket_name", "bucket_near", "bucket_taken", "checkpoints", "compute_quota", "credentials",
+    "data_disk", "devices", "fit", "kept_forever", "permissions", "plane", "quota", "runtime", "runtime_offered",
+    "soft_delete_days", "ssh_open", "ssh_way", "subnet_overlap", "subnet_range", "thresholds", "tier",
+    "tpu_permission", "trc_ended", "trc_zone", "type_offered", "way_out", "worker_disk", "zone",
 })  # fmt: skip
-"""Such checks of other modules."""
+"""Checks of pods on Google Cloud, which `cloud=here` does not use."""
 
 
 def _checks_for(config: Config, *, live: bool, of_plan: bool = False) -> list[Check[...]]:
     """Return the checks that a config calls for."""
     here = config.cloud.kind == "here"
-    modules = (m for m in check_modules() if not (here and m.__name__.rpartition(".")[2] in POD_MODULES))
-    found = [check for module in modules for check in checks_of(module)]
+    found = [check for module in check_modules() for check in checks_of(module)]
     wanted = [check for check in found if (check.rule.live, check.rule.of_plan) == (live, of_plan)]
     return [check for check in wanted if not (here and check.rule.id in POD_CHECKS)]
 
@@ -85,3 +89,44 @@ def _ask(check: Check[...], subject: Config | Plan, context: Context) -> list[Fi
         return [Finding(name, "warning", "cloud.project", f"{unchecked}: permission denied ({error.message})")]
     except GoogleError as error:
         return [Finding(name, "warning", "cloud.project", f"{unchecked}: {error}")]
+
+
+HEAD = """# Checks
+
+<!-- Made by `python -m controller.checks.preflight`. Edit the checks, not this page. -->
+
+`slipway plan` lists every finding with its key, errors first. An error stops `up` before it creates anything;
+warnings are shown, notes report facts. A finding is usually an error, unless its line says otherwise. *Live* checks
+query Google or another server, and run again before a pod is created; one that lacks a permission becomes a warning.
+"""
+SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z`])")
+
+
+def page() -> str:
+    sections = [
+        section(module.__doc__ or "", (check.rule for check in checks_of(module))) for module in check_modules()
+    ]
+    return "".join([HEAD, *sections, section("Existing resources match the config.", resource_rules())])
+
+
+def section(title: str, rules: Iterable[Rule]) -> str:
+    """Return some rules under a heading, each with the first sentence of its reason; nothing if there are none."""
+    rows = [f"- `{rule.id}`{mark(rule)}: {SENTENCE.split(rule.reason)[0].rstrip('.')}\n" for rule in rules]
+    return f"\n## {' '.join(title.split()).partition(':')[0].rstrip('.')}\n\n{''.join(rows)}" if rows else ""
+
+
+def mark(rule: Rule) -> str:
+    """Return a rule's usual severity, unless it is an error, and whether it is live."""
+    words = [*(rule.severities[:1] if rule.severities[0] != "error" else ()), *(["*live*"] if rule.live else [])]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def resource_rules() -> list[Rule]:
+    """Return the rules of the findings that resources report about themselves."""
+    paths = [found.name for found in pkgutil.walk_packages(resources.__path__, f"{resources.__name__}.")]
+    values = [value for path in paths for value in vars(importlib.import_module(path)).values()]
+    return [value for value in values if isinstance(value, Rule)]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,13 +1,130 @@
-"""Project: you have permission to use it, and it has billing and quota."""
+"""Program and project: the program is complete, can be shipped and fits the slice; the project has what it needs.
 
-from collections.abc import Iterator
+You have permission to use the project, and it has billing and quota.
+"""
+
+from collections.abc import Callable, Iterator
 
 from conf.schema.config import Config
+from conf.schema.topology import Topology, find_topology, tpu_type_table
+from controller.agent.commands.run_inputs import MAX_BYTES
+from controller.checks.training import trainer_devices
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.gcp.errors import ForbiddenError, ServiceDisabledError
+from controller.core.text import plural
+from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
+from controller.inputs.code import strip_password
 from controller.plan.samplers import describe_samplers, num_sampler_pods, sampler_config
 from controller.resources.pod.planes import ask_planes
+
+
+@check("stand_in", "error", "code.stand_in")
+def stand_in_runs_locally(config: Config) -> Iterator[Issue]:
+    """A stand-in only imitates the program. On a real pod it would be billed for nothing."""
+    if config.code.stand_in and config.cloud.kind != "local":
+        yield Issue(
+            "stand-ins need the emulated cloud (`slipway rehearse`, cloud=local); use scale=full for the real program"
+        )
+
+
+@check("complete", "error", "model", "data", "loop", "optimizer")
+def trainer_is_complete(config: Config) -> Iterator[Issue]:
+    """The bundled trainer has no default model, data, loop or optimizer."""
+    if config.program.kind != "trainer":
+        return
+    for group in ("model", "data", "loop", "optimizer"):
+        if getattr(config, group) is None:
+            yield Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group)
+
+
+@check("command", "error", "program.command")
+def command_is_given(config: Config) -> Iterator[Issue]:
+    """Without a command there is nothing to run."""
+    if config.program.kind == "command" and not config.program.command:
+        yield Issue("is empty; set it, e.g. 'program.command=[python, train.py]'")
+
+
+@check("caution", "warning", "program.caution")
+def program_may_not_finish(config: Config) -> Iterator[Issue]:
+    """Its source shows that it stops, never ends or loses its checkpoints. `up` asks before it starts."""
+    if config.program.caution and not config.code.stand_in:
+        yield Issue(config.program.caution)
+
+
+@check("mesh", "error", "mesh")
+def mesh_covers_devices(config: Config) -> Iterator[Issue]:
+    """JAX rejects a mesh whose product is not the number of devices, but only on a billed pod."""
+    if config.program.kind != "trainer":
+        return
+    devices = trainer_devices(config)
+    axes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+    product = 1
+    for size in axes.values():
+        product *= size if size > 0 else 1
+    shape = " x ".join(str(size) for size in axes.values())
+    free = -1 in axes.values()
+    if (free and devices % product) or (not free and product != devices):
+        fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
+        slices = fitting_types(config.topology, lambda t: t.devices % product == 0 if free else t.devices == product)
+        message = f"{shape} does not match the {plural(devices, 'device')} of {config.topology.accelerator_type}"
+        message += " that train" if devices != config.topology.devices else ""
+        other = "" if config.cloud.kind == "here" else f"; or a slice that fits: {slices}"
+        yield Issue(f"{message}; {fitting}{other}")
+
+
+@check("devices", "error", "tpu.accelerator_type")
+def slice_has_devices(config: Config) -> Iterator[Issue]:
+    """A program that is written for a number of devices fails on another, but only on a billed pod."""
+    devices, slice_ = config.program.devices, config.topology
+    if devices is not None and (needs := devices.misfit(slice_)):
+        has = f"{slice_.accelerator_type} is {slice_.generation}, {plural(slice_.devices, 'device')} on "
+        fitting = fitting_types(slice_, lambda other: not devices.misfit(other))
+        yield Issue(
+            f"the program needs {needs} (program.devices), and {has}{plural(slice_.workers, 'VM')}; types that fit: "
+            f"{fitting}"
+        )
+
+
+def fitting_types(wanted: Topology, fits: Callable[[Topology], bool]) -> str:
+    """Return the nearest types that Slipway can create, those of the same generation first."""
+    types = [find_topology(name) for name in tpu_type_table()["types"]]
+    found = [other for other in types if other.zones and fits(other)]
+    found.sort(key=lambda other: (other.generation != wanted.generation, abs(other.devices - wanted.devices)))
+    return ", ".join(other.accelerator_type for other in found[:4]) or "none"
+
+
+@check("repository_unused", "error", "code.repository")
+def repository_is_shipped(config: Config) -> Iterator[Issue]:
+    """`program=trainer` ships slipway's own trainer and ignores the repository."""
+    if config.code.repository is not None and config.program.kind == "trainer":
+        yield Issue("program=trainer ignores it; choose program=command, or remove the repository")
+
+
+@check("repository_password", "error", "code.repository.url")
+def repository_has_no_password(config: Config) -> Iterator[Issue]:
+    """The config is recorded with the results. git can use credential helpers or SSH keys instead of a password."""
+    url = config.code.repository.url if config.code.repository else ""
+    if strip_password(url) != url:
+        yield Issue("contains a password or token, which would be recorded; use git's credential helper or SSH")
+
+
+@check("exclude", "error", "code.exclude")
+def exclusions_can_be_read(config: Config) -> Iterator[Issue]:
+    """An invalid pattern would silently exclude nothing: https://git-scm.com/docs/gitignore."""
+    import pathspec
+
+    for pattern in config.code.exclude:
+        try:
+            pathspec.GitIgnoreSpec.from_lines([pattern])
+        except ValueError:
+            yield Issue(f"{pattern!r} is not a valid .gitignore pattern")
+
+
+@check("code_limit", "error", "code.max_mb")
+def archive_limit_is_allowed(config: Config) -> Iterator[Issue]:
+    """Workers unpack a limited amount of code, so that a mistake cannot fill their disks."""
+    if config.code.max_mb > MAX_BYTES / 1e6:
+        yield Issue(f"workers unpack at most {MAX_BYTES / 1e6:.0f} MB of code; ship larger files as assets")
 
 
 @check("credentials", "warning", "cloud", live=True)

@@ -4,12 +4,19 @@ import re
 from collections.abc import Iterator
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import find_topology, tpu_type_table
-from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, PuzzleData, TextData
+from conf.schema.topology import find_topology, tpu_type_table
+from conf.schema.training.data import (
+    CustomDocuments,
+    CustomQuestions,
+    JsonlData,
+    ParquetData,
+    PuzzleData,
+    QuestionData,
+    TextData,
+)
 from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
+from conf.schema.training.loop_parts import Trm
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
-from conf.schema.training.prompts import CustomQuestions, QuestionData
-from conf.schema.training.puzzle import Trm
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.plan.samplers import sampler_configs

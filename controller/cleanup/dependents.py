@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from controller.context import Context
-from controller.gcp.errors import ServiceDisabledError
-from controller.gcp.names import is_marked, leaf
-from controller.reconcile.resource import Resource
+from controller.gcp.answers import is_marked, leaf
+from controller.gcp.google_errors import ServiceDisabledError
+from controller.reconcile import Resource
 from controller.resources.accounts import ServiceAccount
 from controller.resources.bastion_vm import SmallVm
 from controller.resources.firewall import Firewall
@@ -101,7 +101,7 @@ def _machines(context: Context, node: Node) -> Iterator[tuple[str, str, tuple[st
             continue  # a worker
         account = next((a.get("email", "") for a in item.get("serviceAccounts", [])), "")
         for card in item.get("networkInterfaces", []):
-            place = (_region(scope), leaf(card.get("subnetwork", "")))
+            place = (scope.rpartition("-")[0], leaf(card.get("subnetwork", "")))
             yield f"instance {item['name']} in {scope}", leaf(card.get("network", "")), place, account
 
 
@@ -142,7 +142,3 @@ def _require_off(context: Context, error: ServiceDisabledError) -> None:
     name = f"projects/{context.project}/services/compute.googleapis.com"
     if context.google.call("serviceusage", "services.get", name=name).get("state") == "ENABLED":
         raise error
-
-
-def _region(zone: str) -> str:
-    return zone.rpartition("-")[0]

@@ -7,31 +7,29 @@ from pathlib import Path
 
 from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
-from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.events import Event
-from controller.core.formats import DamagedRecordError
-from controller.gcp.errors import GoogleError
-from controller.gcp.names import is_labelled
-from controller.lease.lease import Lease, pod_lease
-from controller.plan.build import Plan
-from controller.plan.preview import ResourcePreview, preview_resources
+from controller.core.json_documents import DamagedRecordError
+from controller.core.this_process import Clock, InterruptedSleepError
+from controller.gcp.answers import is_labelled
+from controller.gcp.google_errors import GoogleError
+from controller.lease import Lease, pod_lease
+from controller.plan.build import Plan, ResourcePreview, preview_resources
 from controller.plan.samplers import is_sampler_pod, sampler_plans
-from controller.reconcile.reconciler import destroy
-from controller.reconcile.resource import Absent, Pending, Resource, Unknown
+from controller.reconcile import Absent, Pending, Resource, Unknown, destroy
 from controller.records.ledger import record_cancellations
 from controller.records.spending import close_billing, read_claim
 from controller.records.unfinished import retry_deletions
 from controller.resources.bastion_vm import Bastion
 from controller.resources.bucket import Bucket
+from controller.resources.machines import active_runs
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import plane_of, project_slices
 from controller.resources.pod.provisioner import SliceStatus
-from controller.resources.pod.slices import hidden_place
+from controller.resources.pod.slice_requests import hidden_place
 from controller.resources.uploads.nearby import NearbyAsset
-from controller.resources.workers.worker import active_runs
 from controller.run.session import Session
-from controller.samplers.ending import end_pods
+from controller.sampler_release import end_pods
 from controller.ssh.fleet import failures
 
 

@@ -284,10 +284,10 @@ VERBS: dict[str, Verb] = {
 
 
 MODULES = {
-    "up": ("plan", "fit", "up", "run"), "trials": ("rehearse", "witness"), "status": ("status",),
-    "runs": ("runs",), "grants": ("capacity",), "reports": ("report", "tensorboard"), "verify": ("verify",),
-    "on_workers": ("exec", "ssh", "forward", "logs"), "results": ("get", "export", "chat", "generate"),
-    "down": ("cancel", "stop", "down"), "billed": ("orphans",), "clouds": ("init", "localcloud"),
+    "up": ("plan", "fit", "up", "run", "rehearse", "witness"), "status": ("status",),
+    "runs": ("runs",), "billed": ("orphans",), "grants": ("capacity",), "reports": ("report", "tensorboard"),
+    "on_workers": ("exec", "ssh", "forward", "logs", "verify"), "results": ("get", "export", "chat", "generate"),
+    "down": ("cancel", "stop", "down"), "clouds": ("init", "localcloud"),
 }  # fmt: skip
 """Modules of `controller/cli/verbs/`, with the verbs that each implements as `run_VERB`."""
 

@@ -13,8 +13,7 @@ from controller.cli.flags import COMPLETION_QUERY, GROUPS, HELP, VERBS, Flag, fl
 from controller.cli.main import Command, resolve_verb
 from controller.config.compose import CONFIG_DIR, config_groups
 from controller.core.errors import ConfigError
-from controller.core.layout import width_of, wrap
-from controller.core.printable import unsanitized_stream
+from controller.core.text import unsanitized_stream, width_of, wrap
 
 PLAIN_WIDTH = 110
 """Columns without a terminal."""

@@ -15,9 +15,8 @@ from pathlib import Path
 from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, VERBS, module_of, parser
 from controller.config.compose import OVERRIDE, config_groups
 from controller.core.errors import ConfigError, SlipwayError
-from controller.core.layout import width_of, wrap
-from controller.core.printable import sanitized_output
-from controller.records import last_command
+from controller.core.text import sanitized_output, width_of, wrap
+from controller.records import index
 from controller.run.options import RunOptions
 
 HELP_FLAGS = {*HELP.names}
@@ -153,21 +152,21 @@ def _note(text: str) -> None:
 def with_recalled(command: Command) -> Command:
     """Reuse the overrides of the last run started from this folder, for a verb on a run that is not named."""
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
-    if meant or command.verb not in last_command.VERBS:
+    if meant or command.verb not in index.VERBS:
         return command
-    last = last_command.load(Path.cwd())
-    if last == last_command.LastCommand():
-        if command.verb in last_command.PROJECT_VERBS:
+    last = index.load_last_command(Path.cwd())
+    if last == index.LastCommand():
+        if command.verb in index.PROJECT_VERBS:
             return command
         raise ConfigError(
             f"no run was started from this folder; give {command.verb} its overrides, +experiment=NAME key=value …, or "
             f"name a run: {_naming(command.verb)} (`slipway runs` lists them)"
         )
     words = shlex.join([*(["--run", last.run] if last.run else []), *last.overrides])
-    if last.sweep and command.verb in last_command.RUN_VERBS:
+    if last.sweep and command.verb in index.RUN_VERBS:
         return _with_recalled_sweep(command, last)
     _note(f"last run of this folder: {words}")
-    if last.run and command.verb in last_command.RUN_VERBS:
+    if last.run and command.verb in index.RUN_VERBS:
         command.flags.run = last.run
     return replace(command, overrides=last.overrides)
 
@@ -178,7 +177,7 @@ def _naming(verb: str) -> str:
     return f"{verb} ID" if positional else f"{verb} --run ID"
 
 
-def _with_recalled_sweep(command: Command, last: last_command.LastCommand) -> Command:
+def _with_recalled_sweep(command: Command, last: index.LastCommand) -> Command:
     """Let `status` mean the sweep that was started last; the other verbs need one of its runs, or its pods."""
     words = shlex.join(last.sweep_words)
     if command.verb == "status" and not command.flags.all:

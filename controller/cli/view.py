@@ -7,8 +7,7 @@ from threading import Lock, Timer
 from types import TracebackType
 from typing import Any, Self
 
-from controller.core.layout import shorten, width_of, wrap
-from controller.core.printable import printable, unsanitized_stream
+from controller.core.text import printable, shorten, unsanitized_stream, width_of, wrap
 from controller.plan.build import Plan
 from controller.run.text_screen import TextScreen
 

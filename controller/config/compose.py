@@ -1,6 +1,6 @@
 """Compose command-line overrides and YAML groups with Hydra into one validated `Config`.
 
-Hydra composes plain data; `conf.schema.validation` validates it. Hydra's errors become ConfigErrors. A user's files are
+Hydra composes plain data; `conf.schema.config` validates it. Hydra's errors become ConfigErrors. A user's files are
 checked before Hydra reads them, and no secret of the environment gets into a config, which is shown and recorded.
 """
 
@@ -20,8 +20,7 @@ import conf
 from controller.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from conf.schema.config import Config
-    from conf.schema.validation import ConfigProblem
+    from conf.schema.config import Config, ConfigProblem
 
 CONFIG_DIR = Path(conf.__file__).parent
 REPLACED = ("loop.rewards=",)
@@ -74,7 +73,7 @@ def compose_variants(
 
 def _validate(data: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
     """Validate composed data, complete with what config.json and, for `cloud=here`, this machine say."""
-    from conf.schema.validation import validate
+    from conf.schema.config import validate
 
     if _is_pretrained(data.get("model")):
         from controller.config.pretrained_model import with_pretrained_model
@@ -260,8 +259,8 @@ def _quoting_hint(key: str, value: str) -> str:
 
 def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Name the wrong override and its choices, or return Hydra's message where that is impossible."""
-    from conf.schema.renamed_keys import successors
-    from conf.schema.validation import find_keys
+    from conf.schema.base import successors
+    from conf.schema.config import find_keys
 
     choices = config_groups(extra_dir)
     for override in overrides:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conf.hugging_face.config_json import UnknownArchitectureError, model_from_config
-from conf.schema.infra.assets import SourceAddress, parse_source
+from conf.config_json import UnknownArchitectureError, model_from_config
+from conf.schema.assets import SourceAddress, parse_source
+from conf.schema.config import ConfigProblem
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, family_switches
-from conf.schema.validation import ConfigProblem
 
 HUB = "hf://"
 PUBLIC_HUB = "https://huggingface.co"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
-from conf.schema.infra.cloud import HereCloud
 from controller.core.errors import ConfigError
 from controller.core.text import plural
 

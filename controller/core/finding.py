@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, ParamSpec
 
-from conf.schema.validation import escape_line
+from conf.schema.config import escape_line
 
 Severity = Literal["error", "warning", "note"]
 P = ParamSpec("P")

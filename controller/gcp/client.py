@@ -15,10 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.core.clock import Clock
+from controller.core.this_process import Clock
 from controller.gcp.credentials import NO_CREDENTIALS
-from controller.gcp.errors import UNREACHABLE, GoogleError, NoCredentialsError, http_error
-from controller.gcp.retries import Retries
+from controller.gcp.google_errors import UNREACHABLE, GoogleError, NoCredentialsError, Retries, http_error
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials

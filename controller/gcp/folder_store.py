@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from controller.core.clock import Clock
 from controller.core.errors import CloudError
-from controller.core.formats import Document
+from controller.core.json_documents import Document
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import ConflictError, NoCredentialsError, NotFoundError
+from controller.gcp.google_errors import ConflictError, NoCredentialsError, NotFoundError
 
 METADATA, DRAFTS, LOCK = ".metadata", ".drafts", ".lock"
 CHUNK = 1 << 20

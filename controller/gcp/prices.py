@@ -10,7 +10,7 @@ import yaml
 
 import conf
 from conf.schema.config import Config
-from conf.schema.infra.topology import YamlLoader
+from conf.schema.topology import YamlLoader
 
 HOURS_PER_MONTH = 730.0
 BASTION_DISK_GB = 10

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from controller.core.errors import CloudError
-from controller.inputs.assets import AssetFile, BuildRecipe
-from controller.inputs.hub import ATTEMPTS, HUGGING_FACE, PAUSE_SECONDS, SourceError
+from controller.inputs.hugging_face_hub import ATTEMPTS, HUGGING_FACE, PAUSE_SECONDS, SourceError
+from controller.inputs.resolved_assets import AssetFile, BuildRecipe
 
 TIMEOUT_SECONDS = 60.0
 CHECK_SECONDS = 10.0
@@ -62,7 +62,7 @@ def explain(error: Exception, url: str, token: str | None) -> DownloadError:
     place = place_of(url)
     if not isinstance(error, urllib.error.HTTPError):
         reason = getattr(error, "reason", None) or error
-        return DownloadError(f"cannot fetch {place}: {reason}", lasting=False)
+        return DownloadError(f"cannot fetch {place}: {reason}", permanent=False)
     error.close()
     if error.code in (401, 403):
         asked = "it requires a token: set env.secrets.HF_TOKEN, or files.….token_secret"
@@ -71,8 +71,8 @@ def explain(error: Exception, url: str, token: str | None) -> DownloadError:
     if 300 <= error.code < 400:
         message = f"cannot fetch {place}: it is redirected in a circle, or not to http ({error.code})"
         return DownloadError(message, True, error.code)
-    lasting = error.code < 500 and error.code not in (408, 429)
-    return DownloadError(f"cannot fetch {place}: {error}", lasting, error.code)
+    permanent = error.code < 500 and error.code not in (408, 429)
+    return DownloadError(f"cannot fetch {place}: {error}", permanent, error.code)
 
 
 def is_full(error: Exception) -> bool:
@@ -131,7 +131,7 @@ def with_patience(ask: Callable[[], FoundFile], sleep: Callable[[float], None]) 
         try:
             return ask()
         except DownloadError as error:
-            if error.lasting:
+            if error.permanent:
                 raise
         sleep(pause)
     return ask()
@@ -191,8 +191,8 @@ def _fill(
         try:
             _download(url, part, token, moved)
         except DownloadError as error:
-            if error.lasting or failures + 1 >= ATTEMPTS:
-                more = "" if error.lasting else "; `slipway up` resumes"
+            if error.permanent or failures + 1 >= ATTEMPTS:
+                more = "" if error.permanent else "; `slipway up` resumes"
                 raise CloudError(f"{source.name}: {error}{more}") from None
         else:
             return in_pieces
@@ -240,7 +240,7 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
     except (OSError, HTTPException) as error:
         if is_full(error):
             message = f"no space left in {part.parent}; free some, `slipway up` resumes"
-            raise DownloadError(message, lasting=True) from None
+            raise DownloadError(message, permanent=True) from None
         raise explain(error, url, token) from None
 
 

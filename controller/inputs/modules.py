@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 import conf
 from conf.extension import MODULES_FOLDER
-from conf.schema.config import Config
-from conf.schema.training.data import CustomDocuments
+from conf.schema.config import Config, escape_line
+from conf.schema.training.data import CustomDocuments, CustomQuestions, QuestionData
 from conf.schema.training.loop import GRPO_LOSSES, REWARDS, CustomLoop, GrpoLoop, LmLoop
+from conf.schema.training.loop_parts import ENVIRONMENTS
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import CustomOptimizer
-from conf.schema.training.prompts import CustomQuestions, QuestionData
-from conf.schema.training.sampling import ENVIRONMENTS
 from conf.schema.training.settings import BUILT_IN
-from conf.schema.validation import escape_line
 from controller.core.errors import ConfigError
 
 

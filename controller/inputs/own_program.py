@@ -9,12 +9,11 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.schema.infra.topology import UnknownTypeError, find_topology
+from conf.schema.topology import UnknownTypeError, find_topology
 from controller.config.compose import config_groups, quote_text
 from controller.core.errors import ConfigError
 from controller.core.text import nearest_names
-from controller.inputs.code import repository_root
-from controller.inputs.git import run_git
+from controller.inputs.code import repository_root, run_git
 
 INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 VALUED_OPTIONS = ("-X", "-W")

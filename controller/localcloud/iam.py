@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.schema.infra.permissions import has_method, permissions_of_method, permissions_of_role
+from conf.schema.cloud import has_method, permissions_of_method, permissions_of_role
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import Method

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from controller.core.programs import own_program
+from controller.core.this_process import own_program
 from controller.localcloud.vms.processes import kill_marked, wait_ended
 
 _START_SECONDS = 60.0

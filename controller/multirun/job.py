@@ -4,6 +4,7 @@ It is shipped beside the app with the agent's modules that it uses, and runs in 
 as `python APP.py WORD… hydra.run.dir=…` would, and uploads the output folder when the app has ended.
 """
 
+import json
 import os
 import runpy
 import sys
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..agent.storage import TransferError, upload_file, with_retries
+from hydra.experimental.callback import Callback
+
+from ..agent.transfers import TransferError, upload_file, with_retries
 
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 
@@ -44,7 +47,7 @@ def _run_app(words: list[str], output: Path) -> int:
     module = words[0] == "-m"
     app, *rest = words[1:] if module else words
     quoted = str(output).replace("'", "\\'")
-    recorder = f"{__package__}.recorder.Recorder"
+    recorder = f"{__package__}.job.Recorder"
     # The mode may be set in the app's config, and `hydra.callbacks` may have entries of its own.
     own = [f"hydra.run.dir='{quoted}'", "hydra.mode=RUN", f"++hydra.callbacks.slipway._target_={recorder}"]
     sys.argv = [app, *rest, *own]
@@ -74,6 +77,46 @@ def _distributed_is_up() -> bool:
     """Return whether JAX waits for the other workers at exit, which takes minutes after a failure of this one."""
     known: Any = sys.modules.get("jax._src.distributed")
     return known is not None and known.global_state.client is not None
+
+
+RETURN_VALUE = "return_value"
+"""Key of the app's return value in summary.json."""
+
+
+class Recorder(Callback):
+    """Adds the return value of the app to `$SLIPWAY_RUN_DIR/summary.json`, which becomes a part of the run's result."""
+
+    def on_job_end(self, config: Any, job_return: Any, **kwargs: Any) -> None:
+        if job_return.status.name != "COMPLETED" or job_return.return_value is None:
+            return
+        try:
+            value = plain_value(job_return.return_value)
+        except TypeError as error:
+            print(f"slipway: the app returned {error}, which JSON cannot hold; its multirun gets None", flush=True)
+            return
+        file = Path(os.environ["SLIPWAY_RUN_DIR"]) / "summary.json"
+        summary = json.loads(file.read_text()) if file.is_file() else {}
+        draft = file.with_suffix(".draft")
+        draft.write_text(json.dumps({**summary, RETURN_VALUE: value}))
+        draft.replace(file)
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON holds it; arrays of one number, as of NumPy and JAX, become that number.
+
+    Raises:
+        TypeError: JSON cannot hold it; names its type.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain_value(entry) for entry in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: plain_value(entry) for key, entry in value.items()}
+    item = getattr(value, "item", None)
+    if getattr(value, "size", None) == 1 and item is not None:
+        return plain_value(item())
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__}")
 
 
 if __name__ == "__main__":

@@ -1,35 +1,45 @@
 """Turns the jobs of Hydra's launcher, which asks in JSON, into runs of a sweep, drives them, and copies their outputs.
 
 The same jobs have the same run ids every time.
+
+Run as a program, with the arguments REQUEST ANSWERS LIFELINE, it is what the launcher starts: a process of its own,
+because the app's process has modules, signals and a Hydra of its own. LIFELINE is the number of a pipe that the
+launcher holds open: when it closes, because of Ctrl-C or a kill, this process detaches from the jobs.
 """
 
 import io
+import json
+import os
 import shutil
+import signal
+import sys
 import tarfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conf.schema.config import Config
-from controller.cloud.connect import open_context, project_of
 from controller.config.compose import compose, compose_raw
-from controller.core.errors import ConfigError
+from controller.connect import open_context, project_of
+from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
-from controller.core.formats import checked, dump
+from controller.core.json_documents import checked, dump
+from controller.core.text import sanitized_output
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NotFoundError
+from controller.gcp.google_errors import NotFoundError
 from controller.inputs.code import repository_root
 from controller.inputs.own_program import OwnProgram, quote_words
-from controller.multirun.recorder import RETURN_VALUE
+from controller.multirun.job import RETURN_VALUE
 from controller.plan.build import build_plan
 from controller.records.ledger import Ledger
 from controller.records.recorder import JOB_MODULE
 from controller.run.options import RunOptions
 from controller.sweep.definition import JobBuilder, SweepDefinition, with_pod_number
 from controller.sweep.grid import Variant
-from controller.sweep.pool import RunsFailedError, drive_session
-from controller.sweep.session import SweepSession, delete_if_unused, open_definition
+from controller.sweep.pod_pool import RunsFailedError, drive_session
+from controller.sweep.sweep_session import SweepSession, delete_if_unused, open_definition
 
 
 @dataclass(frozen=True)
@@ -146,8 +156,8 @@ def describe_job(folder: Path, bucket: str, run_id: str, state: str, not_fetched
 PACKAGE = JOB_MODULE.partition(".")[0]
 """Package on the workers that runs a job."""
 SHIPPED = (
-    "__init__.py", "agent/__init__.py", "agent/formats.py", "agent/fs.py", "agent/process.py", "agent/storage.py",
-    "multirun/__init__.py", "multirun/job.py", "multirun/recorder.py",
+    "__init__.py", "agent/__init__.py", "agent/fs.py", "agent/worker_processes.py", "agent/transfers.py",
+    "multirun/__init__.py", "multirun/job.py",
 )  # fmt: skip
 """Its files, relative to `controller/`."""
 DEFAULTS = ("sweep.on_failure=skip",)
@@ -274,3 +284,36 @@ def _require_hydra(config: Config, request: Request) -> None:
             "Slipway's own packages do not include hydra-core; name a requirements file that does, or set "
             "hydra.launcher.packages=image if the workers' Python has it"
         )
+
+
+def main(request_file: str, answers_file: str, lifeline: str) -> int:
+    """Run the jobs of the request and write the answers; return the exit code of `slipway`."""
+    os.umask(0o077)
+    signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to both; the launcher decides
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    threading.Thread(target=_watch, args=(int(lifeline),), daemon=True, name="lifeline").start()
+    try:
+        request = Request.from_json(json.loads(Path(request_file).read_text()), request_file)
+        os.chdir(request.folder)
+        if not request.jobs:
+            release_pods(request)
+            return 0
+        answers = [answer.to_json() for answer in run_jobs(request)]
+        Path(answers_file).write_text(dump({"jobs": answers}))
+    except SlipwayError as error:
+        for line in error.problems if isinstance(error, ConfigError) else [str(error)]:
+            print(f"error: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _watch(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns at the end of the file
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+if __name__ == "__main__":
+    with sanitized_output():
+        sys.exit(main(*sys.argv[1:]))

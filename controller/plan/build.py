@@ -1,35 +1,43 @@
-"""Build the plan of a run: the DAG of all resources that must exist before its program can start."""
+"""The plan of a run: the DAG of all resources that must exist before its program can start, built and previewed."""
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from conf.schema.cloud import HereCloud
 from conf.schema.config import Config, digest
-from conf.schema.infra.cloud import HereCloud
-from controller.config.run_yaml import Placeholders, render, run_url
+from controller.config.pod_facts import Placeholders, render, run_url
 from controller.context import Context
+from controller.core.errors import WorkersDisagreeError
 from controller.core.text import object_url
-from controller.inputs.assets import ResolvedAsset, resolve_assets
+from controller.gcp.google_errors import ForbiddenError, NoCredentialsError, ServiceDisabledError
 from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapshot
-from controller.inputs.requirements import Requirements
-from controller.inputs.secrets import Vault
-from controller.plan.fetching import fetched_nearby, fetched_on_pod, with_bounds
-from controller.plan.own_steps import with_own_steps
-from controller.plan.project import bastion_resources, bucket_name, shared_resources
-from controller.plan.workers import WorkerInputs, venv_requirements, worker_resources
-from controller.reconcile.resource import Absent, Pending, Resource
+from controller.inputs.env_inputs import Requirements, Vault
+from controller.inputs.resolved_assets import ResolvedAsset, resolve_assets
+from controller.plan.project_steps import bastion_resources, bucket_name, shared_resources, with_own_steps
+from controller.plan.worker_steps import (
+    WorkerInputs,
+    fetched_nearby,
+    fetched_on_pod,
+    venv_requirements,
+    with_bounds,
+    worker_resources,
+)
+from controller.reconcile import Absent, Diff, NotEnabled, Pending, Resource, Unknown, topological_order
 from controller.resources.bucket import Bucket
+from controller.resources.machines import ThisMachine, WorkerResource
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import places_for, planes_for, planes_with_pod
 from controller.resources.pod.provisioner import Place, SliceSpec
-from controller.resources.pod.this_machine import ThisMachine
 from controller.resources.services import Services
 from controller.resources.uploads.archives import CodeArchive, Secrets, Wheels
-from controller.resources.uploads.assets import UploadedAsset
+from controller.resources.uploads.bucket_assets import AssetInBucket, UploadedAsset
 from controller.resources.uploads.errands import NearbyBuild, NearbyFiles, NearbySource, VmVenv
 from controller.resources.uploads.nearby import NearbyAsset, fetch_vm
-from controller.resources.uploads.sources import SourcedAsset
+from controller.resources.uploads.source_assets import SourcedAsset
+from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 R = TypeVar("R", bound=Resource)
 UNKNOWN_HASH = "????????"
@@ -159,11 +167,11 @@ def _resources_before_pod(
         yield secrets
         depends_on = (*depends_on, secrets.id)
     archive = CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, depends_on=depends_on)
-    needs = tuple(dict.fromkeys((*depends_on, *(r.id for r in shared))))
+    all_before = tuple(dict.fromkeys((*depends_on, *(r.id for r in shared))))
     for asset in held.values():
         where: dict[str, Any] = {"name": asset.name, "bucket": bucket, "content": asset, "vault": vault}
         if fetched_nearby(config, asset):
-            yield _nearby_asset(config, asset, where, needs, archive, requirements)
+            yield _nearby_asset(config, asset, where, all_before, archive, requirements)
         elif not fetched_on_pod(config, asset):
             yield (SourcedAsset if asset.source else UploadedAsset)(**where, depends_on=depends_on)
     yield archive
@@ -177,17 +185,17 @@ def _nearby_asset(
     config: Config,
     asset: ResolvedAsset,
     where: Mapping[str, Any],
-    needs: tuple[str, ...],
+    all_before: tuple[str, ...],
     archive: CodeArchive,
     requirements: Requirements,
 ) -> NearbyAsset:
     wanted = config.assets.fetch_on_of(asset.kind, asset.name)
     on_vm: dict[str, Any] = {
-        **where, "machine": fetch_vm(config, archive.bucket, asset), "always": wanted == "vm", "depends_on": needs
+        **where, "machine": fetch_vm(config, archive.bucket, asset), "always": wanted == "vm", "depends_on": all_before
     }  # fmt: skip
     if asset.recipe is None:
         return (NearbySource if asset.source else NearbyFiles)(**on_vm)
-    on_vm["depends_on"] = (*needs, archive.id)
+    on_vm["depends_on"] = (*all_before, archive.id)
     return NearbyBuild(**on_vm, code=archive, venv=VmVenv.of(config, requirements.text))
 
 
@@ -217,3 +225,76 @@ def node_resource(config: Config, depends_on: tuple[str, ...]) -> Node:
         adopt=tpu.adopt,
         depends_on=depends_on,
     )
+
+
+@dataclass(frozen=True)
+class ResourcePreview:
+    """Preview of one resource: its observed state and the difference that `up` would apply (None: not observed)."""
+
+    resource: Resource
+    observed: Any
+    diff: Diff | None
+
+    @property
+    def title(self) -> str:
+        """What the resource is, and what is known of it because it exists."""
+        return self.resource.title_of(self.observed) if self.action == "none" else self.resource.title
+
+    @property
+    def action(self) -> str:
+        if self.diff is not None:
+            return self.diff.action
+        if isinstance(self.observed, NotEnabled):
+            return "create"
+        return "wait" if isinstance(self.observed, Pending) else "unknown"
+
+
+def preview_resources(resources: tuple[Resource, ...], context: Context) -> list[ResourcePreview]:
+    """Observe every resource, independent ones concurrently, and compute what would change."""
+    observed: dict[str, Any] = {}
+    rows: dict[str, ResourcePreview] = {}
+    left = topological_order(resources)
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        while left:
+            ready = [r for r in left if set(r.depends_on) <= set(observed)]
+            left = [r for r in left if r not in ready]
+            for resource, current in zip(ready, pool.map(lambda r: _observe(r, context, observed), ready), strict=True):
+                observed[resource.id] = current
+                known = not isinstance(current, Pending | Unknown)
+                rows[resource.id] = ResourcePreview(resource, current, resource.diff(current) if known else None)
+    return [rows[r.id] for r in resources]
+
+
+def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> Any:
+    if isinstance(resource, WorkerResource):
+        node = observed[resource.node]
+        if isinstance(node, Absent):
+            return Absent()
+        if isinstance(node, Pending):
+            return Unknown(f"the node is {node.why}")
+        if isinstance(node, Unknown):
+            return node
+        if not node.is_ready:
+            return Absent()  # the node will be replaced, and this resource with it
+    try:
+        return resource.observe(context, observed)
+    except NoCredentialsError as error:
+        return Unknown(str(error))
+    except ServiceDisabledError as error:
+        return NotEnabled(f"{error.service} is not enabled yet; `up` enables it", error.service)
+    except ForbiddenError as error:
+        return Unknown(error.message)  # the check of permissions says all that is missing
+    except (WorkerError, WorkersFailedError, WorkersDisagreeError) as error:
+        return Unknown(str(error))
+
+
+def missing_assets(plan: Plan, context: Context) -> Iterator[ResolvedAsset]:
+    """Yield the assets that are not in the bucket, as far as this user can see."""
+    for resource in plan.resources:
+        if isinstance(resource, AssetInBucket):
+            try:
+                seen = resource.observe(context, {})
+            except (NoCredentialsError, ForbiddenError, ServiceDisabledError):
+                seen = Absent()
+            if isinstance(seen, Absent):
+                yield resource.content

@@ -3,19 +3,23 @@
 The file is append-only and the last row of a run counts, so that ten thousand rows load in a moment. In the bucket each
 row is the metadata of an object `index/<id>.json`: one request lists a thousand rows.
 https://cloud.google.com/storage/docs/metadata#custom-metadata
+
+Beside it are the overrides of the last `up` in each folder, so that `slipway logs` there means the run that was just
+started.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.core.formats import checked, dump, has_format
-from controller.core.json_lines import append_lines
+from controller.core.json_documents import append_lines, checked, dump, has_format
 
-if TYPE_CHECKING:  # listing the runs of this machine needs no client
+if TYPE_CHECKING:
     from controller.gcp.client import GoogleClient
 
 RunRow = dict[str, Any]
@@ -49,7 +53,7 @@ def append_rows(state: Path, new: Iterable[RunRow]) -> None:
 
 def row_generation(google: GoogleClient, bucket: str, run_id: str) -> int:
     """Return the generation of the published row of a run; 0 without one."""
-    from controller.gcp.errors import NotFoundError
+    from controller.gcp.google_errors import NotFoundError
 
     try:
         return int(google.object_metadata(bucket, _object_name(run_id))[0]["generation"])
@@ -76,7 +80,7 @@ def _object_name(run_id: str) -> str:
 
 
 def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
-    from controller.gcp.errors import NotFoundError
+    from controller.gcp.google_errors import NotFoundError
 
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
     try:
@@ -98,3 +102,56 @@ def _parse_row(text: str | bytes, where: str) -> RunRow | None:
     except ValueError:
         return None
     return checked(row, where) if has_format(row) and isinstance(row.get("run"), str) else None
+
+
+RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"}) | {
+    *("get", "export", "chat", "generate"),
+}
+"""Commands that accept --run to name the run."""
+VERBS = RUN_VERBS | {"orphans"}
+"""Commands that inspect, change or end what `up` created; without overrides they use those of the last `up`."""
+PROJECT_VERBS = frozenset({"orphans"})
+"""Commands among them that need no run: the overrides only select the project."""
+
+
+@dataclass(frozen=True)
+class LastCommand:
+    """The last `up` of a folder.
+
+    Attributes:
+        overrides: its overrides; of a sweep, those that all runs share.
+        run: id of the run if it was started from its record.
+        sweep: id of the sweep if it was one.
+        sweep_words: all overrides of the sweep, the swept ones included.
+    """
+
+    overrides: tuple[str, ...] = ()
+    run: str = ""
+    sweep: str = ""
+    sweep_words: tuple[str, ...] = ()
+
+
+def save_last_command(command: LastCommand, folder: Path) -> None:
+    """Save the last `up` of a folder. The caller reports a state folder that cannot be written."""
+    from controller.core import json_documents
+
+    file = _file(folder)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text(json_documents.dump({"folder": str(folder), **asdict(command)}))
+
+
+def load_last_command(folder: Path) -> LastCommand:
+    """Return what was last saved for this folder; empty if there was no `up`."""
+    from controller.core import json_documents
+
+    file = _file(folder)
+    known = json_documents.load(file.read_text(), str(file)) if file.is_file() else {}
+    words = tuple(known.get("sweep_words", ()))
+    return LastCommand(tuple(known.get("overrides", ())), known.get("run", ""), known.get("sweep", ""), words)
+
+
+def _file(folder: Path) -> Path:
+    import hashlib
+
+    home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    return home / "last" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.json"

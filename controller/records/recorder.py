@@ -20,18 +20,17 @@ from conf.formats import POD_VARIABLE
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event, jsonl_listener
-from controller.core.formats import DamagedRecordError, checked, dump, load, load_json
-from controller.core.type_check import type_problem
+from controller.core.json_documents import DamagedRecordError, checked, dump, load, load_json, type_problem
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import ConflictError
-from controller.inputs.assets import ResolvedAsset
-from controller.inputs.git import collect_git_status as git_record
+from controller.gcp.google_errors import ConflictError
+from controller.inputs.code import collect_git_status as git_record
+from controller.inputs.resolved_assets import ResolvedAsset
 from controller.plan.build import Plan
 from controller.plan.samplers import sampler_suffix
 from controller.records import index
 from controller.records.ledger import Ledger, Result, parse_record
 from controller.records.spending import Spending
-from controller.resources.workers.software import Venv
+from controller.resources.software import Venv
 from controller.ssh.fleet import Fleet
 
 RECORD_FILE = "record.json"

@@ -28,27 +28,24 @@ import yaml
 from pydantic import ValidationError
 
 from conf.schema.base import without_volatile
-from conf.schema.config import Config
+from conf.schema.config import Config, validate
 from conf.schema.training.model import different_weights, read_model_section
-from conf.schema.validation import validate
-from controller.agent.commands.code import unpack
-from controller.agent.tree_hash import tree_hash
-from controller.cloud.connect import missing_project, open_context, project_of
-from controller.cloud.emulator import Emulator
+from controller.agent.commands.run_inputs import unpack
+from controller.agent.fs import tree_hash
 from controller.config.compose import compose, compose_raw, with_overrides
+from controller.connect import Emulator, missing_project, open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.formats import checked, has_format, stamped
-from controller.core.layout import width_of, wrap
-from controller.core.text import is_folder, object_url
+from controller.core.json_documents import checked, has_format, stamped
+from controller.core.text import is_folder, object_url, width_of, wrap
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NoCredentialsError, NotFoundError
-from controller.inputs.assets import AssetFile, ResolvedAsset
+from controller.gcp.google_errors import NoCredentialsError, NotFoundError
 from controller.inputs.code import CodeSnapshot
+from controller.inputs.resolved_assets import AssetFile, ResolvedAsset
 from controller.plan.build import Plan, RecordedInputs, build_plan
-from controller.plan.project import bucket_name
+from controller.plan.project_steps import bucket_name
 from controller.records import index, recorder
-from controller.records.downloads import LATEST, choose_step
+from controller.records.fetch import LATEST, choose_step
 from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, load_record, read_run_record
 

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 from conf.schema.config import Config
 from controller.context import Context, SurplusSlice
-from controller.core.clock import Clock
-from controller.core.formats import DamagedRecordError, Document, checked, dump
+from controller.core.json_documents import DamagedRecordError, Document, checked, dump
 from controller.core.text import object_url
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NotFoundError
+from controller.gcp.google_errors import NotFoundError
 from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.records.ledger import parse_record, read_objects
 from controller.resources.pod.node import Node

@@ -13,9 +13,16 @@ from types import MappingProxyType
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.core.layout import GAP, Concession, fit_table, wrap
-from controller.core.metric_lines import BESIDE_OTHERS
-from controller.core.text import nearest_names, short_ids, short_overrides
+from controller.core.text import (
+    BESIDE_OTHERS,
+    GAP,
+    Concession,
+    fit_table,
+    nearest_names,
+    short_ids,
+    short_overrides,
+    wrap,
+)
 from controller.records.index import RunRow
 
 CONDITION = re.compile(r"^(?P<key>[\w.]+?)\s*(?P<sign>!=|>=|<=|=|>|<|~)\s*(?P<value>.*)$", re.DOTALL)

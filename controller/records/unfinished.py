@@ -10,19 +10,19 @@ from pathlib import Path
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.core.formats import FormatError, dump, load
-from controller.gcp.errors import GoogleError
-from controller.lease.store import BucketLeaseStore, Identity
+from controller.core.json_documents import FormatError, dump, load
+from controller.gcp.google_errors import GoogleError
+from controller.lease_store import BucketLeaseStore, Identity
 from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.spending import PodLifetime, read_claim, write_ends
-from controller.resources.pod.pending_deletion import (
+from controller.resources.pod.planes import provisioners_of
+from controller.resources.pod.refusals import (
     DeletionPendingError,
     PendingDeletion,
     forget_deletion,
     recorded_deletions,
 )
-from controller.resources.pod.planes import provisioners_of
 
 FILE = "kept_result.json"
 

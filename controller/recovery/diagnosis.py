@@ -1,15 +1,15 @@
 """Diagnose a run: one pure function from an observation to a verdict with its evidence.
 
-Nothing is looked up or changed here: `controller/run/follow.py` observes, `policy.py` decides.
+Nothing is looked up or changed here: `controller/run/follow.py` observes, `responses.py` decides.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from conf.schema.run.program import Program
-from controller.recovery.policy import SHELL_SIGNALS, Observation, Verdict, VerdictKind, WorkerStatus, code_text
-from controller.recovery.tracebacks import (
+from conf.schema.program import Program
+from controller.recovery.responses import SHELL_SIGNALS, Observation, Verdict, VerdictKind, WorkerStatus, code_text
+from controller.recovery.watches import (
     KILLED_CHILD_PATTERN,
     FailureCause,
     cause_of_exit,

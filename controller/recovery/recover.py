@@ -1,4 +1,4 @@
-"""Execute what `policy.py` decides when an attempt has failed, and record it."""
+"""Execute what `responses.py` decides when an attempt has failed, and record it."""
 
 import re
 from collections import defaultdict
@@ -17,16 +17,15 @@ from controller.core.errors import (
     WrongDevicesError,
 )
 from controller.core.text import object_url
-from controller.gcp.errors import GoogleError
-from controller.gcp.retries import OutageLimit
+from controller.gcp.google_errors import GoogleError, OutageLimit
 from controller.plan.build import Plan
-from controller.reconcile.resource import Absent, Pending
+from controller.reconcile import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdog_note
-from controller.recovery import policy
+from controller.recovery import responses
 from controller.recovery.diagnosis import diagnose
-from controller.recovery.policy import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, code_text
-from controller.recovery.tracebacks import log_excerpt
+from controller.recovery.responses import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, code_text
+from controller.recovery.watches import log_excerpt
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
 from controller.ssh.fleet import DiskFullError, Fleet, WorkerError
@@ -66,7 +65,7 @@ class RecoveryExecutor:
     poll_seconds: float
     end_pod: Callable[[], None]
     """Deletes the pod of a run that was given up, and ends its time."""
-    _incidents: list[policy.Incident] | None = field(default=None)
+    _incidents: list[responses.Incident] | None = field(default=None)
     _waiting_since: float | None = None
     _incident_recorded: bool = False
     """Whether the incident being handled is recorded already."""
@@ -105,8 +104,8 @@ class RecoveryExecutor:
         if not attempt or outcome.verdict.kind is VerdictKind.HUNG:  # it is stopped first, under the lease
             return
         recovery = self.plan.config.recovery
-        decision = policy.decide(outcome.verdict, (), None, recovery, policy.PodCapabilities())
-        if decision.response == policy.GIVE_UP:
+        decision = responses.decide(outcome.verdict, (), None, recovery, responses.PodCapabilities())
+        if decision.response == responses.GIVE_UP:
             self.context.google.hurry()
             self.context.events.note(self.plan.run_id, f"warning: the failure is not on record: {error}")
             self._give_up(outcome, decision, None)
@@ -121,7 +120,7 @@ class RecoveryExecutor:
     def _respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None) -> None:
         verdict = outcome.verdict
         if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up or recorded
-            if self.plan.config.recovery.policy.network_lost == policy.GIVE_UP:
+            if self.plan.config.recovery.policy.network_lost == responses.GIVE_UP:
                 raise error or ProgramFailedError(f"{verdict}; the run continues without this controller")
             if isinstance(error, GoogleError):
                 self._check_outage(error)
@@ -131,20 +130,20 @@ class RecoveryExecutor:
         self.context.before_pod_write()
         past, progress = self._load_incidents(), max(self.ledger.checkpoints(), default=outcome.step)
         past = past[:-1] if self._incident_recorded else past
-        decision = policy.decide(verdict, past, progress, self.plan.config.recovery, self._pod_capabilities(verdict))
-        if decision.response == policy.WAIT and error is not None and not self._wait_timed_out():
+        decision = responses.decide(verdict, past, progress, self.plan.config.recovery, self._pod_capabilities(verdict))
+        if decision.response == responses.WAIT and error is not None and not self._wait_timed_out():
             # The reconciler waits for a node that is being repaired.
             self.context.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.context.clock.sleep(self.poll_seconds)
             return
         self._waiting_since = None
-        response = policy.REPLACE_NODE if decision.response == policy.WAIT else decision.response
-        self._record_incident(policy.Incident(
+        response = responses.REPLACE_NODE if decision.response == responses.WAIT else decision.response
+        self._record_incident(responses.Incident(
             attempt, verdict.kind.value, str(verdict), response, progress, self.context.clock.now(), verdict.evidence,
             verdict.worker if verdict.kind is VerdictKind.CORRUPTION else None,
         ))  # fmt: skip
         places = self._save_stacks(attempt, verdict) if verdict.kind is VerdictKind.HUNG else []
-        if response == policy.GIVE_UP:
+        if response == responses.GIVE_UP:
             self._give_up(outcome, decision, error, places)
         # pods delete themselves when they are idle or the budget is spent
         for life in self.spending.lifetimes():
@@ -152,7 +151,7 @@ class RecoveryExecutor:
             if word:
                 self.context.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
         if not self.spending.budget_exceeded():
-            message = f"{verdict}; {policy.describe(response, verdict)}"
+            message = f"{verdict}; {responses.describe(response, verdict)}"
             self.context.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
         self._act(response, verdict)
 
@@ -190,16 +189,16 @@ class RecoveryExecutor:
         if (pod := self._pod()) is None:
             return  # nothing can be done yet: the next attempt starts with it
         ready = pod.state == "READY"
-        if response == policy.MOVE_ZONE:
+        if response == responses.MOVE_ZONE:
             self.spending.close_billing(verdict.summary)
             self.plan.node.delete_all(self.context, elsewhere=True)
-        elif response == policy.REPLACE_NODE or not ready:  # the reconciler replaces a pod that is not READY
+        elif response == responses.REPLACE_NODE or not ready:  # the reconciler replaces a pod that is not READY
             self.spending.close_billing(verdict.summary)
             if ready:
                 self.plan.node.delete_all(self.context)
-        elif response == policy.RESTART_WORKER:
+        elif response == responses.RESTART_WORKER:
             self._node().stop(self.context)
-        elif response == policy.RESTART_PROGRAM and not verdict.whole_pod:
+        elif response == responses.RESTART_PROGRAM and not verdict.whole_pod:
             self._stop_programs()
 
     def _stop_programs(self) -> None:
@@ -207,7 +206,11 @@ class RecoveryExecutor:
         self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
 
     def _give_up(
-        self, outcome: AttemptOutcome, decision: policy.Decision, error: SlipwayError | None, places: Sequence[str] = ()
+        self,
+        outcome: AttemptOutcome,
+        decision: responses.Decision,
+        error: SlipwayError | None,
+        places: Sequence[str] = (),
     ) -> NoReturn:
         """Raise the final error: the worker concerned, its last output and the matching exit code.
 
@@ -278,25 +281,25 @@ class RecoveryExecutor:
         self.context.events.note(self.plan.run_id, f"stacks: {folder}")
         return [*lines, f"stacks: {folder}"]
 
-    def _pod_capabilities(self, verdict: Verdict) -> policy.PodCapabilities:
+    def _pod_capabilities(self, verdict: Verdict) -> responses.PodCapabilities:
         node = self.plan.node
         gone = verdict.kind is VerdictKind.PREEMPTED and not verdict.from_notice
         if gone or verdict.kind is VerdictKind.NETWORK_LOST:  # the reconciler checks who owns the pod
-            return policy.PodCapabilities(places=len(node.places))
+            return responses.PodCapabilities(places=len(node.places))
         try:
             current = node.observe(self.context, {})
         except GoogleError:
-            return policy.PodCapabilities(places=len(node.places))
+            return responses.PodCapabilities(places=len(node.places))
         restarts = isinstance(current, Node) and current.is_ready and not current.cannot_stop
         ours = not isinstance(current, Node) or current.is_managed
-        return policy.PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
+        return responses.PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
-    def _load_incidents(self) -> list[policy.Incident]:
+    def _load_incidents(self) -> list[responses.Incident]:
         if self._incidents is None:
-            self._incidents = self.ledger.incidents(policy.Incident.from_json)
+            self._incidents = self.ledger.incidents(responses.Incident.from_json)
         return self._incidents
 
-    def _record_incident(self, incident: policy.Incident) -> None:
+    def _record_incident(self, incident: responses.Incident) -> None:
         past = self._load_incidents()
         if self._incident_recorded:
             return

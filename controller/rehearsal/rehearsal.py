@@ -13,23 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from conf.schema.cloud import LocalCloud
 from conf.schema.config import Config
-from conf.schema.infra.cloud import LocalCloud
-from controller.cloud import emulator as emulated
-from controller.cloud.connect import open_context, project_of
-from controller.cloud.emulator import Emulator
+from controller import connect as emulated
+from controller.connect import Emulator, open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.events import Event
+from controller.core.events import BoardScreen, Event
 from controller.core.text import plural
-from controller.core.ui import BoardScreen
-from controller.plan.build import Plan, build_plan
-from controller.plan.preview import preview_resources
-from controller.reconcile.reconciler import reconcile
+from controller.plan.build import Plan, build_plan, preview_resources
+from controller.reconcile import reconcile
 from controller.records.ledger import Ledger, Result
-from controller.rehearsal.hub import emulated_hub, with_recipe
+from controller.rehearsal.recipe import emulated_hub, with_recipe
 from controller.run.options import RunOptions
-from controller.samplers.crew import drive
+from controller.sampler_crew import drive
 
 FAULT_KEY = "rehearsal"
 SECONDS_AFTER_OUTPUT = 4.0
@@ -51,7 +48,7 @@ class _Steps:
 class Interruption:
     """Event listener that strikes after the program's first output, if `strike` is set, and keeps its steps."""
 
-    strike: Callable[[], None] | None = None
+    strike: Callable[[], object] | None = None
     has_struck: bool = False
     attempt: int = 0
     total: int | None = None
@@ -185,7 +182,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
         interruption = Interruption()
         if isinstance(config.cloud, LocalCloud) and not config.cloud.faults:
             order = {"key": FAULT_KEY, "faults": [PREEMPTION]}
-            interruption = Interruption(partial(_register, emulator, order))
+            interruption = Interruption(partial(emulator.post, "faults", order))
         yield Rehearsal(options, plan, context, emulator, folder, interruption)
     _wipe_cloud(folder)
 
@@ -228,10 +225,6 @@ def _create_adopted_pod(config: Config, context: Context) -> None:
     other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
     plan = build_plan(other, project_of(other), Path.cwd())
     reconcile((*plan.before_pod, plan.node), context)
-
-
-def _register(emulator: Emulator, order: dict[str, Any]) -> None:
-    emulator.post("faults", order)
 
 
 def default_faults(config: Config) -> tuple[dict[str, Any], ...]:

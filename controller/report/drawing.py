@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from controller.core.printable import printable
-from controller.core.text import plural
-from controller.report.model import SPAN_KINDS, Curve, Timeline
-from controller.report.stats import Comparison
+from controller.core.text import plural, printable
+from controller.report.comparison import Comparison
+from controller.report.contents import SPAN_KINDS, Curve, Timeline
 
 Row = Sequence[object]
 """Cells of a table: text, or a function that fills the cell."""

@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from controller.core.formats import checked, has_format
+from controller.core.json_documents import checked, has_format
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NotFoundError
+from controller.gcp.google_errors import NotFoundError
 from controller.records.index import RunRow
 from controller.records.recorder import LOCAL_METRICS_FILE, RECORD_FILE, run_folder
 

@@ -13,8 +13,8 @@ from importlib.resources import files
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from controller.core.metric_lines import result_lines
-from controller.core.text import plural
+from controller.core.text import plural, result_lines
+from controller.report.contents import SPAN_KINDS, ReportModel, Timeline, build_curve, is_preferred, points_per_curve
 from controller.report.drawing import (
     Row,
     add_child,
@@ -32,7 +32,6 @@ from controller.report.drawing import (
     timeline_bar,
 )
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
-from controller.report.model import SPAN_KINDS, ReportModel, Timeline, build_curve, is_preferred, points_per_curve
 from controller.report.scaling import Scaling, scaling_section
 
 MAX_CHARTS, MAX_RESULTS = 4, 6

@@ -7,12 +7,22 @@ from statistics import fmean
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from conf.schema.config import Config
-from conf.schema.validation import validate
+from conf.schema.config import Config, validate
 from controller.checks.fit import estimate_num_params
 from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.records.table import flat
+from controller.report.comparison import (
+    MIN_LEVELS,
+    SAMPLES,
+    Comparison,
+    PowerLaw,
+    Setting,
+    compare,
+    fit_power_law,
+    summarize,
+)
+from controller.report.contents import ReportModel, Timeline, final_values_by_seed
 from controller.report.drawing import (
     BOTTOM,
     HEIGHT,
@@ -28,9 +38,6 @@ from controller.report.drawing import (
     ticks,
 )
 from controller.report.gather import Metric, RecordedRun
-from controller.report.model import ReportModel, Timeline, final_values_by_seed
-from controller.report.settings import Setting
-from controller.report.stats import MIN_LEVELS, SAMPLES, Comparison, PowerLaw, compare, fit_power_law, summarize
 from controller.run.estimate import estimate_flops
 
 LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "gap", "seconds", "usd")
@@ -98,7 +105,7 @@ def measure_scaling(report: ReportModel, x: str, y: str = "", fit: str = "", lev
     if not points:
         choices = ", ".join(_choices(report)[:MAX_CHOICES])
         raise ConfigError(f"--x {x}: no run has this number and {metric[1]}; there are {choices} and others")
-    lower = is_lower_better(metric)
+    lower = any(part in metric[1] for part in LOWER_IS_BETTER)
     compared = _comparisons([values for _, _, values in found])
     means = [(at, fmean(values.values())) for _, at, values in found]
     rows = [
@@ -107,10 +114,6 @@ def measure_scaling(report: ReportModel, x: str, y: str = "", fit: str = "", lev
     ]
     fitted = _fit(points, x) if fit else None
     return Scaling(x, metric, tuple(sorted(rows, key=lambda row: row.x)), tuple(points), left_out, fitted, level)
-
-
-def is_lower_better(metric: Metric) -> bool:
-    return any(part in metric[1] for part in LOWER_IS_BETTER)
 
 
 def is_on_front(point: tuple[float, float], points: Sequence[tuple[float, float]], lower: bool) -> bool:

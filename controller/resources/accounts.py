@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
+from controller.gcp.answers import MARK, is_marked
 from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
-from controller.gcp.names import MARK, is_marked
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
+from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def run_controller(python: str, environment: dict[str, str], orders: dict[str, Any], log: Path) -> int:
     """Run the controller to the end of the run; returns its exit code, negative for a signal."""
-    command = [python, "-P", "-m", "controller.bastion.drive"]
+    command = [python, "-P", "-m", "controller.bastion"]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as driver:

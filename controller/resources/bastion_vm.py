@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
-from controller.gcp.names import LABEL, MARK
-from controller.gcp.operations import wait_compute
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope
+from controller.gcp.answers import LABEL, MARK, wait_compute
+from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
+from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope
 from controller.resources.accounts import POLICY_VERSION, Policy, Roles, ServiceAccount
 from controller.resources.uploads.archives import CodeArchive
 

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from conf.schema.infra.topology import is_near
+from conf.schema.topology import is_near
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
-from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
-from controller.gcp.names import LABEL, is_labelled
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
+from controller.gcp.answers import LABEL, is_labelled
+from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 
 DAY_SECONDS = 24 * 3600
 REQUIRED_PERMISSIONS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))

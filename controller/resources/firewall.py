@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Self
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding, Rule
-from controller.gcp.errors import GoogleError, NotFoundError
-from controller.gcp.firewall_rules import ANY_ADDRESS, admits
-from controller.gcp.names import is_marked, leaf
-from controller.reconcile.resource import Absent, ObservedResources
+from controller.gcp.answers import ANY_ADDRESS, admits, is_marked, leaf
+from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.reconcile import Absent, ObservedResources
 from controller.resources.vpc import ComputeResource
 
 OPEN_SSH = Rule(

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
-from controller.gcp.operations import wait_rpc
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
+from controller.gcp.answers import wait_rpc
+from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
+from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 
 MAX_BATCH = 20
 """APIs per request: https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""

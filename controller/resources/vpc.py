@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
-from controller.gcp.names import MARK, is_marked, leaf
-from controller.gcp.operations import wait_compute
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
+from controller.gcp.answers import MARK, is_marked, leaf, wait_compute
+from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 
 IN_USE_SECONDS = 300.0
 """How long Google may count a resource as in use after its last user was deleted."""

@@ -6,21 +6,20 @@ from functools import partial
 
 from controller.context import Context
 from controller.core.errors import ConfigError, LeaseLostError, SlipwayError, WrongDevicesError
+from controller.core.events import BoardScreen
 from controller.core.text import object_url, plural
-from controller.core.ui import BoardScreen
-from controller.gcp.errors import GoogleError
-from controller.gcp.retries import outlast
-from controller.lease.lease import Lease, LeaseHeldError
+from controller.gcp.google_errors import GoogleError, outlast
+from controller.lease import Lease, LeaseHeldError
 from controller.plan.build import Plan
-from controller.reconcile.reconciler import reconcile
+from controller.reconcile import reconcile
 from controller.records.ledger import Launch, Ledger
 from controller.records.recorder import RECORD_FILE, Recorder
 from controller.records.spending import Spending
 from controller.recovery.diagnosis import exit_codes
-from controller.recovery.policy import AttemptOutcome, VerdictKind
 from controller.recovery.recover import RecoveryExecutor
+from controller.recovery.responses import AttemptOutcome, VerdictKind
+from controller.resources.machines import Watchdog
 from controller.resources.pod.node import Node
-from controller.resources.workers.worker import Watchdog
 from controller.run.follow import Follower
 from controller.run.launch import PodQueue, QueueWaiter, launch, running_runs, stop
 from controller.run.notifications import AlertWatch, Notifications

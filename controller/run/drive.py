@@ -9,25 +9,23 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from controller.cloud.connect import require_project
-from controller.cloud.emulator import Emulator
+from controller.connect import Emulator, require_project
 from controller.context import Context
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, SlipwayError
-from controller.core.formats import DamagedRecordError
+from controller.core.events import BoardScreen
+from controller.core.json_documents import DamagedRecordError
 from controller.core.text import object_url
-from controller.core.ui import BoardScreen
-from controller.gcp.errors import GoogleError, NotFoundError
-from controller.gcp.retries import outlast, retry_for_minutes, wait_out
-from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
-from controller.lease.store import LeaseSnapshot
+from controller.core.this_process import InterruptedSleepError
+from controller.gcp.google_errors import GoogleError, NotFoundError, outlast, retry_for_minutes, wait_out
+from controller.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
+from controller.lease_store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending
 from controller.records.unfinished import ResultNotRecordedError, record_kept_result, retry_deletions
-from controller.recovery.policy import VerdictKind
 from controller.recovery.recover import RecoveryExecutor
+from controller.recovery.responses import VerdictKind
 from controller.run.attempt import AttemptRunner
 from controller.run.ending import Ending
 from controller.run.launch import PodQueue

@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 from controller.context import Context
 from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.text import object_url
-from controller.gcp.errors import GoogleError
-from controller.gcp.retries import outlast, retry_for_minutes
-from controller.lease.lease import Lease
+from controller.gcp.google_errors import GoogleError, outlast, retry_for_minutes
+from controller.lease import Lease
 from controller.plan.build import Plan
-from controller.reconcile.reconciler import destroy
+from controller.reconcile import destroy
 from controller.records.ledger import Ledger, Result
 from controller.records.spending import Spending
 from controller.records.unfinished import ResultNotRecordedError, keep_result, kept_file, note_in_table, record_result

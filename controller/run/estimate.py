@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import tpu_type_table
+from conf.schema.topology import tpu_type_table
 from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop
+from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import AnyModel, Model
-from conf.schema.training.puzzle import Trm
 from controller.checks.fit import estimate_num_params, matrix_weights
 from controller.checks.fit import load as load_fit
 from controller.core.text import plural

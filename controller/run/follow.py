@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from conf.schema.run.lifecycle import Recovery
+from conf.schema.run_sections import Recovery
 from controller.agent.protocol import STOP, WATCH, State, StopRequest, WatchLine, WatchRequest
 from controller.context import Context
-from controller.core.clock import InterruptedSleepError
-from controller.core.freed_memory import FreedMemory
-from controller.gcp.errors import GoogleError
+from controller.core.this_process import FreedMemory, InterruptedSleepError
+from controller.gcp.google_errors import GoogleError
 from controller.recovery.diagnosis import diagnose
-from controller.recovery.policy import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
+from controller.recovery.responses import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
 from controller.recovery.watches import PodWatch, TracebackWatch
 from controller.resources.pod.node import Node
 from controller.ssh.fleet import Fleet, WorkerError

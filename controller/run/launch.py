@@ -16,19 +16,19 @@ from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_
 from conf.schema.training.loop import GrpoLoop
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
 from controller.context import Context
-from controller.core.clock import Clock
 from controller.core.errors import ConfigError
-from controller.core.formats import DamagedRecordError, Document
+from controller.core.json_documents import DamagedRecordError, Document
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NotFoundError
-from controller.lease.lease import Lease
+from controller.gcp.google_errors import NotFoundError
+from controller.lease import Lease
 from controller.plan.build import Plan
 from controller.plan.samplers import owner_of
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, parse_record
+from controller.resources.devices import PEER_PORT
+from controller.resources.machines import active_runs, raise_failures
 from controller.resources.pod.node import Node
-from controller.resources.workers.devices import PEER_PORT
-from controller.resources.workers.software import Venv
-from controller.resources.workers.worker import active_runs, raise_failures
+from controller.resources.software import Venv
 from controller.ssh.fleet import Fleet
 
 FENCE_LOOKUPS = 2

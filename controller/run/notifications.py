@@ -18,17 +18,16 @@ from typing import Any, Self, TypedDict
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from conf.extension import load
-from conf.schema.run.lifecycle import Event as NotifyEvent
-from controller.alerts.alert import Alert, AlertRecord, read_alerts, write_alerts
-from controller.alerts.judge import AlertJudge
+from conf.schema.run_sections import Event as NotifyEvent
+from controller.alerts import AlertJudge
 from controller.context import Context
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import SlipwayError
 from controller.core.events import Event
+from controller.core.this_process import InterruptedSleepError
+from controller.inputs.env_inputs import Vault, address_problem
 from controller.inputs.modules import on_search_path
-from controller.inputs.secrets import Vault, address_problem
 from controller.plan.build import Plan
-from controller.records.ledger import Launch, Ledger, Result
+from controller.records.ledger import Alert, AlertRecord, Launch, Ledger, Result, read_alerts, write_alerts
 
 POLL_SECONDS = 60.0
 

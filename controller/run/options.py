@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from controller.config.compose import compose, with_overrides
 from controller.core.errors import ConfigError
-from controller.core.layout import width_of, wrap
-from controller.core.ui import Waiting, silent_wait
+from controller.core.events import Waiting, silent_wait
+from controller.core.text import width_of, wrap
 
 if TYPE_CHECKING:  # a command that composes nothing need not load the schema
-    from conf.schema.config import Config
-    from conf.schema.validation import ConfigProblem
+    from conf.schema.config import Config, ConfigProblem
     from controller.core.finding import Finding
 
 
@@ -111,7 +110,7 @@ class RunOptions:
     def _compose(self) -> tuple[Config | None, list[ConfigProblem]]:
         """Compose the config of the overrides, or apply them to the config of the plan file."""
         if self.plan_file is not None:
-            from conf.schema.validation import validate
+            from conf.schema.config import validate
             from controller.records.restore import load_planned_config
 
             return validate(with_overrides(load_planned_config(self.plan_file), self.overrides))

@@ -4,24 +4,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.schema.cloud import LocalCloud
 from conf.schema.config import Config
-from conf.schema.infra.cloud import LocalCloud
 from controller.checks.preflight import probe_cloud, probe_plan, sort_by_severity
-from controller.cloud.connect import missing_project, open_context, opening_message, project_of
-from controller.cloud.emulator import Emulator
+from controller.connect import Emulator, missing_project, open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
+from controller.core.events import BoardScreen
 from controller.core.finding import Finding
 from controller.core.text import plural
-from controller.core.ui import BoardScreen
-from controller.gcp.errors import ServiceDisabledError
+from controller.gcp.google_errors import ServiceDisabledError
 from controller.gcp.prices import HourlyPrice, max_cost
-from controller.inputs.code import unfetched_snapshot
-from controller.inputs.git import UnreachableError
-from controller.plan.build import Plan, build_plan
-from controller.plan.preview import ResourcePreview, preview_resources
+from controller.inputs.code import UnreachableError, unfetched_snapshot
+from controller.plan.build import Plan, ResourcePreview, build_plan, preview_resources
 from controller.plan.samplers import dearest_pod, price_of_pods, sampler_plans
-from controller.reconcile.resource import Absent, Unknown
+from controller.reconcile import Absent, Unknown
 from controller.records.ledger import Ledger
 from controller.resources.pod.node import Node
 from controller.run.estimate import RunEstimate, describe_estimate, estimate_run

@@ -5,18 +5,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.cloud.connect import open_context, opening_message, project_of
-from controller.cloud.emulator import Emulator
+from controller.connect import Emulator, open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.gcp.errors import ForbiddenError, ServiceDisabledError
+from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
-from controller.reconcile.resource import Absent, Pending
+from controller.reconcile import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.restore import restored_run
 from controller.records.unfinished import record_kept_result
+from controller.resources.machines import SshAccess
 from controller.resources.pod.node import Node, describe
-from controller.resources.workers.worker import SshAccess
 from controller.run.options import RunOptions
 from controller.ssh.fleet import Fleet
 

@@ -9,22 +9,21 @@ from enum import Enum, auto
 from importlib.metadata import version
 from typing import Any
 
-from controller.cloud.emulator import Emulator
+from controller.connect import Emulator
 from controller.context import Context
 from controller.core.errors import CloudError, LeaseLostError, SlipwayError
-from controller.core.formats import DamagedRecordError, dump
-from controller.core.ui import BoardScreen
-from controller.gcp.errors import GoogleError
-from controller.lease.lease import Lease
-from controller.lease.store import LeaseSnapshot
+from controller.core.events import BoardScreen
+from controller.core.json_documents import DamagedRecordError, dump
+from controller.gcp.google_errors import GoogleError
+from controller.lease import Lease
+from controller.lease_store import LeaseSnapshot
 from controller.plan.build import Plan
-from controller.reconcile.reconciler import reconcile
-from controller.reconcile.resource import Absent, Resource
+from controller.reconcile import Absent, Resource, reconcile
 from controller.records.ledger import Ledger, Result
 from controller.recovery.diagnosis import exit_codes
 from controller.resources.bastion_vm import Bastion, BastionRoles, SlipwayPackage
+from controller.resources.machines import SshAccess, WorkerResource
 from controller.resources.pod.node import Node, describe
-from controller.resources.workers.worker import SshAccess, WorkerResource
 from controller.run.follow import Follower
 from controller.ssh.fleet import WorkersFailedError
 

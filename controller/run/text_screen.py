@@ -9,13 +9,22 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from controller.config.run_yaml import run_url
-from controller.core.events import Event
-from controller.core.layout import DEFAULT_WIDTH, pad, shorten, width_of, wrap
-from controller.core.metric_lines import evaluation_line, format_duration, numeric, result_lines, training_line
-from controller.core.printable import printable
-from controller.core.text import plural
-from controller.core.ui import FinishedRun, confirm
+from controller.config.pod_facts import run_url
+from controller.core.events import Event, FinishedRun, confirm
+from controller.core.text import (
+    DEFAULT_WIDTH,
+    evaluation_line,
+    format_duration,
+    numeric,
+    pad,
+    plural,
+    printable,
+    result_lines,
+    shorten,
+    training_line,
+    width_of,
+    wrap,
+)
 from controller.plan.build import Plan
 
 PLAIN_LINE_SECONDS = 10.0

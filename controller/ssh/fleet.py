@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveRequest, Q
 from controller.core.errors import ConfigError, SlipwayError
-from controller.gcp.worker_vms import WorkerVms
-from controller.ssh.agent_link import AgentLink, build_bundle
-from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
+from controller.ssh.agent_link import AgentLink, ConnectionFailure, ConnectionParams, WorkerError, build_bundle
 from controller.ssh.connection import Connection
+from controller.ssh.login import WorkerVms
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying

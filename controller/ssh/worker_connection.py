@@ -32,8 +32,8 @@ from paramiko import (
 from paramiko.ssh_exception import ConfigParseError
 
 from controller.core.errors import ConfigError
-from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
-from controller.ssh.host_keys import HostKeys, KnownKeys
+from controller.ssh.agent_link import ConnectionFailure, ConnectionParams, WorkerError
+from controller.ssh.login import HostKeys, KnownKeys
 
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 

@@ -14,15 +14,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from controller.core.clock import Clock
-from controller.core.events import Event
-from controller.core.formats import Record, checked, dump, stamped
-from controller.core.layout import GAP, Concession, fit_table, width_of, wrap
-from controller.core.metric_lines import SHOWN_METRICS, result_lines
-from controller.core.printable import printable, unsanitized_stream
-from controller.core.text import short_ids, short_overrides
-from controller.core.ui import FinishedRun
-from controller.lease.store import has_ended, process_id
+from controller.core.events import Event, FinishedRun
+from controller.core.json_documents import Record, checked, dump, stamped
+from controller.core.text import (
+    GAP,
+    SHOWN_METRICS,
+    Concession,
+    fit_table,
+    printable,
+    result_lines,
+    short_ids,
+    short_overrides,
+    unsanitized_stream,
+    width_of,
+    wrap,
+)
+from controller.core.this_process import Clock
+from controller.lease_store import has_ended, process_id
 from controller.records.spending import PodUsage
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.schema.run.sweep import Sweep
+from conf.schema.run_sections import Sweep
 from controller.config.compose import config_groups, normalize_override
 from controller.core.errors import ConfigError
 

@@ -13,10 +13,10 @@ from typing import Any
 from controller.checks.preflight import probe_cloud
 from controller.cleanup.orphans import billed_items
 from controller.cleanup.teardown import other_buckets, plan_teardown
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import ConfigError, OverBudgetError, SlipwayError
-from controller.core.ui import BoardScreen
-from controller.gcp.errors import NotFoundError, ServiceDisabledError
+from controller.core.events import BoardScreen
+from controller.core.this_process import InterruptedSleepError
+from controller.gcp.google_errors import NotFoundError, ServiceDisabledError
 from controller.gcp.prices import hourly_price
 from controller.plan.build import Plan
 from controller.run.drive import drive, open_run

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from controller.core.clock import Clock
-from controller.core.formats import Document, Record, stamped
+from controller.core.json_documents import Document, Record, stamped
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.witness.stand_ins import StandIns, omit_others
 

@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 from controller.context import Context
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import SlipwayError
 from controller.core.events import Event
-from controller.gcp.operations import OperationFailedError
+from controller.core.this_process import InterruptedSleepError
+from controller.gcp.answers import OperationFailedError
 from controller.plan.build import Plan
 from controller.resources.pod.node import Node
 from controller.witness.drill import CHECKPOINT, TimeLimit

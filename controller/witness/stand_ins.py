@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
-from controller.gcp.names import is_labelled
+from controller.gcp.answers import is_labelled
 
 STAND_INS: dict[str, Callable[[int], str]] = {
     "project": lambda n: f"project-{n}",

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.cli import main as cli
-from controller.cloud.connect import open_context, project_of
-from controller.cloud.emulator import run_emulator_verb, state_folder
+from controller.connect import open_context, project_of, run_emulator_verb, state_folder
 from controller.plan.build import build_plan
-from controller.reconcile.reconciler import reconcile
+from controller.reconcile import reconcile
 from tests.bench.scale import command
 
 QUOTA = "cloud.quotas={INSTANCES: 200, IN_USE_ADDRESSES: 200}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.run.sweep import Sweep
+from conf.schema.run_sections import Sweep
 from controller.checks.training import warmup_leaves_updates
 from controller.cli import main
 from controller.gcp.prices import hourly_price

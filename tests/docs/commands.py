@@ -46,7 +46,7 @@ ELSEWHERE = {
     "slipway witness cloud=mine tpu=mine": WITNESSED,  # the session of the first run plays one on another type
     "slipway witness --usd 2 --minutes 30 cloud=mine tpu=mine": WITNESSED,
     "slipway report --sweep trm_width --x params --fit power --level 0.8": (
-        "tests/controller/report/test_stats.py::test_the_verb_prints_the_fit_and_writes_the_section"
+        "tests/controller/report/test_comparison.py::test_the_verb_prints_the_fit_and_writes_the_section"
     ),
 }
 """Commands that no session runs, and the file that does or the test that proves what comes nearest."""

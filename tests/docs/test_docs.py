@@ -17,16 +17,15 @@ import pytest
 
 from conf.extension import PROTOCOLS
 from conf.schema.config import Config
-from conf.schema.run.lifecycle import RecoveryPolicy
+from conf.schema.run_sections import RecoveryPolicy
 from controller.cli import main
 from controller.cli.flags import VERBS
 from controller.cli.verbs.up import _wrapped, format_plan
-from controller.cloud.connect import project_of
 from controller.config.compose import config_groups
+from controller.connect import project_of
 from controller.gcp.prices import HourlyPrice
-from controller.plan.build import build_plan
-from controller.plan.preview import ResourcePreview
-from controller.reconcile.resource import Absent, Diff
+from controller.plan.build import ResourcePreview, build_plan
+from controller.reconcile import Absent, Diff
 from controller.run.preview import RunPreview
 from controller.sweep.definition import define_sweep
 from tests.conftest import deep
@@ -126,8 +125,8 @@ EXTEND = (ROOT / "docs" / "extend.md").read_text()
 EXAMPLES = sorted((ROOT / "docs" / "extend").glob("*.py"))
 TESTED = (
     "tests/trainer/test_extension.py",
-    "tests/controller/checks/inputs/test_extensions.py",
-    "tests/controller/plan/test_own_steps.py",
+    "tests/controller/checks/test_input_extensions.py",
+    "tests/controller/plan/test_project_steps.py",
 )
 
 

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 import controller.resources
 from conf.schema.config import Config
-from controller.checks.page import page as checks_page
+from controller.checks.preflight import page as checks_page
 from controller.cli import main
 from controller.config.compose import config_groups
-from controller.reconcile.resource import Resource
+from controller.reconcile import Resource
 from tests.groups import load_yaml
 from tests.paths import ROOT
 

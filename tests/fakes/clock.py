@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from controller.core.clock import Clock, InterruptedSleepError
+from controller.core.this_process import Clock, InterruptedSleepError
 
 NEVER = float("inf")
 

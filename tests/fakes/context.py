@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from controller.context import Context
-from controller.core.clock import Clock
 from controller.core.events import Events
+from controller.core.this_process import Clock
 from controller.ssh.login import Login
 from tests.fakes.clock import ManualClock
 

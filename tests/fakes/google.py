@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from controller.core.clock import Clock
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import ForbiddenError, NotFoundError
+from controller.gcp.google_errors import ForbiddenError, NotFoundError
 
 UPDATED = "2026-01-01T01:00:00.000Z"
 

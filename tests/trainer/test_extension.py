@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from conf.schema.training.data import CustomDocuments
+from conf.schema.training.data import CustomDocuments, CustomQuestions
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import CustomQuestions
+from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from conf.schema.training.sampling import Environment
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.lives import changed, lines_of, train

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from controller.core.formats import FormatError
+from controller.core.json_documents import FormatError
 from controller.localcloud import lifecycle
 from controller.localcloud.http.call import PROJECT_NUMBER
 from controller.witness.recording import REQUESTS, RequestLine

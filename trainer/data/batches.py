@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conf.schema.training.data import CustomDocuments, Data, JsonlData, ParquetData, PuzzleData, TextData
+from conf.schema.training.data import CustomDocuments, Data, JsonlData, ParquetData, PuzzleData, QuestionData, TextData
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.distributed.mesh import Batch

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from conf.schema.training.prompts import Prompt
+from conf.schema.training.data import Prompt
 from trainer.extension import load_extension
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from conf.schema.training.prompts import CustomQuestions, Gsm8kData, RowData
+from conf.schema.training.data import CustomQuestions, Gsm8kData, RowData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.corpus.source import HALF_SURROGATE, LineError, abbreviate, first_line, is_half_surrogate, parse_json

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from conf.schema.training.prompts import QuestionData
+from conf.schema.training.data import QuestionData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data import chat
 from trainer.data.chat import ChatMessage, PromptPart, SpecialToken

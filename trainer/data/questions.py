@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from functools import cached_property
 
+from conf.schema.training.data import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.gsm8k import RowProblems
 from trainer.data.prompting import Draw, Problem, ProblemSource, PromptEncoder, Question

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 import conf.schema.training.settings
 from conf.schema.base import UnevenError
 from conf.schema.training.loop import GrpoLoop, LmLoop
-from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.loop_parts import PuzzleLoop
 from conf.schema.training.run_yaml import RunFileError
 
 Batch = dict[str, np.ndarray]

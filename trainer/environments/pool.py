@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from conf.environment import Messages
-from conf.schema.training.sampling import Environment
+from conf.schema.training.loop_parts import Environment
 from trainer.distributed.runtime import gather_tree
 from trainer.environments.worker import check_class
 from trainer.rewards.process import OutputLimitError, ProcessDiedError, TimeLimitError, WorkerProcess

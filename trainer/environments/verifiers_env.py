@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from conf.environment import Messages
+from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.sampling import Environment
 from trainer.environments.failures import FailureError
 from trainer.environments.tool_calls import as_turns, content_text, parse_calls
 

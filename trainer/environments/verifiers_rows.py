@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from conf.schema.training.loop_parts import VERIFIERS
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.sampling import VERIFIERS
 from trainer.environments.tool_calls import as_turns
 from trainer.environments.verifiers_env import COLUMN, check_installed, load_environment
 from trainer.extension import add_modules

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.stages import Compiled
 
-from conf.schema.infra.topology import Topology, find_topology
+from conf.schema.topology import Topology, find_topology
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes

@@ -18,7 +18,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from conf.formats import FORMAT
-from conf.schema.infra.topology import UnknownTypeError, find_topology
+from conf.schema.topology import UnknownTypeError, find_topology
 from conf.schema.training.loop import CustomLoop, PuzzleLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError, load

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from conf.schema.infra.topology import Topology, find_topology
+from conf.schema.topology import Topology, find_topology
 from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.fit.memory import CompilerError, MemoryReport

@@ -7,7 +7,7 @@ transfer runs from its start until an instruction needs it. `slices` multiplies 
 import math
 from dataclasses import dataclass, fields
 
-from conf.schema.infra.topology import Topology, tpu_type_table
+from conf.schema.topology import Topology, tpu_type_table
 from trainer.fit import work
 from trainer.fit.schedule import Body, Instruction, Module, Transfer, calls, find_transfer, group_size
 

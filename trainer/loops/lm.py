@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import LmLoop, TextSamples
+from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from conf.schema.training.sampling import MAX_DECODE_CHUNK
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import mesh as meshes

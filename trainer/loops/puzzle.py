@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.data import PuzzleData
-from conf.schema.training.puzzle import PuzzleLoop, Trm
+from conf.schema.training.loop_parts import PuzzleLoop, Trm
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.loop_parts import PuzzleLoop
 from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data.batches import Stream

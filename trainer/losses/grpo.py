@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from conf.schema.training.loop import OFFLINE_LOSSES, GrpoLoop
+from conf.schema.training.loop_parts import RolloutCorrection
 from conf.schema.training.model import Model
-from conf.schema.training.sampling import RolloutCorrection
 from trainer.distributed.mesh import DeviceBatch
 from trainer.losses import token_logprobs
 from trainer.losses.policy import PolicyLoss, Tokens, load_loss

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.schema.training.puzzle import PuzzleLoop, Trm
+from conf.schema.training.loop_parts import PuzzleLoop, Trm
 from trainer.distributed.mesh import DeviceBatch
 from trainer.models import trm
 from trainer.models.weights import Params

@@ -15,7 +15,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.nn.initializers import Initializer, constant, truncated_normal, zeros
 
-from conf.schema.training.puzzle import Trm
+from conf.schema.training.loop_parts import Trm
 from trainer.distributed import mesh as meshes
 from trainer.models.layers import apply_rope, linear
 from trainer.models.weights import Params, Weight

@@ -13,10 +13,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from conf.schema.training.data import TableData
+from conf.schema.training.data import Prompt, QuestionData, TableData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
-from conf.schema.training.prompts import Prompt, QuestionData
 from conf.schema.training.run_yaml import RunFile
 from trainer.data import chat
 from trainer.data.chat import CHAT_TEMPLATES, ROLE_PLACEHOLDER, ChatTemplate, PromptPart, SpecialToken

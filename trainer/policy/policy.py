@@ -13,9 +13,9 @@ from etils import epath
 from jax.sharding import AxisType
 
 from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
 from conf.schema.training.model import AnyModel, Model, different_weights
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from conf.schema.training.sampling import MAX_DECODE_CHUNK
 from trainer.corpus import files
 from trainer.distributed.mesh import MESH_AXES
 from trainer.models.weights import Params

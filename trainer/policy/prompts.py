@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from conf.schema.training.data import Corpus, TableData
-from conf.schema.training.prompts import QuestionData
+from conf.schema.training.data import Corpus, QuestionData, TableData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data import chat
 from trainer.data.chat import CHAT_TEMPLATES, ChatMessage, ChatTemplate, SpecialToken

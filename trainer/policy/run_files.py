@@ -11,8 +11,7 @@ import yaml
 from etils import epath
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from conf.schema.training.data import Corpus, TextData
-from conf.schema.training.prompts import QuestionData
+from conf.schema.training.data import Corpus, QuestionData, TextData
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.batches import Dataset
 from trainer.pretrained.run_weights import RUN_FILE

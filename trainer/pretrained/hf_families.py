@@ -1,7 +1,7 @@
 """Hugging Face's tensor names and shapes of the supported models, and the config.json that describes a model of ours.
 
 Tensor names as of transformers 5 (https://huggingface.co/docs/transformers/model_doc/gemma2 and so on).
-`conf/hugging_face/` reads config.json.
+`conf/config_json.py` reads config.json.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.hugging_face.config_json import FAMILIES, UnknownArchitectureError
-from conf.hugging_face.config_json import model_from_config as model_from_config
+from conf.config_json import FAMILIES, UnknownArchitectureError
+from conf.config_json import model_from_config as model_from_config
 from conf.schema.training.model import Model, family_switches
 
 Arrays = tuple[np.ndarray, ...]

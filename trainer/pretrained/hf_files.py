@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from safetensors import SafetensorError, safe_open
 
-from conf.hugging_face.fields import UNQUANTIZED
+from conf.hugging_face_fields import UNQUANTIZED
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from conf.schema.training.sampling import Sampling
+from conf.schema.training.loop_parts import Sampling
 from conf.schema.training.settings import Mesh
 
 MIN_BUCKET = 128

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from conf.schema.infra.topology import find_topology
+from conf.schema.topology import find_topology
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import PodFacts
 from trainer.distributed.runtime import gather_numbers, gather_texts

@@ -10,9 +10,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from conf.extension import PATTERN, OrReference, Reference
 from conf.schema.base import Strict, UnevenError, nearest_multiples
+from conf.schema.training.loop_parts import Environment, PuzzleLoop, RolloutCorrection, Sampling
 from conf.schema.training.model import Model
-from conf.schema.training.puzzle import PuzzleLoop
-from conf.schema.training.sampling import Environment, RolloutCorrection, Sampling
 from conf.schema.training.settings import EVALUATIONS_HELP, Evaluations, check_intervals
 
 

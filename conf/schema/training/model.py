@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 import conf
 from conf.extension import Reference
 from conf.schema.base import LocalPath, Strict
-from conf.schema.training.puzzle import Trm
+from conf.schema.training.loop_parts import Trm
 
 
 class LinearRopeScaling(Strict):

@@ -7,8 +7,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from conf.formats import format_problem
-from conf.schema.base import Strict
-from conf.schema.renamed_keys import successors
+from conf.schema.base import Strict, successors
 from conf.schema.training.data import Data
 from conf.schema.training.loop import GrpoLoop, Loop
 from conf.schema.training.model import AnyModel, Model

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..attempts import tool_environment
 from ..fs import AgentError, agent_root, locked, read_json, remove_tree, safe_join, write_atomic, write_json
-from ..process import run_tool
-from ..secrets import tool_environment
+from ..worker_processes import run_tool
 
 if TYPE_CHECKING:
     from ..protocol import InstalledVenv, VenvState, Wheel
@@ -166,7 +166,7 @@ def _create_from_requirements(
 
 def _download_wheel(venv: str, wheel: Wheel) -> str:
     """Download a wheel and return its line for a requirements file."""
-    from ..storage import download_object, with_retries  # importing HTTP takes a third of `observe`'s start-up time
+    from ..transfers import download_object, with_retries  # importing HTTP takes a third of `observe`'s start-up time
 
     folder = safe_join("wheels", venv)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

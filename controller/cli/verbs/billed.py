@@ -6,19 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from controller.cleanup.orphans import BilledItem, billed_items, delete, slipway_buckets
-from controller.cleanup.overview import PodOverview, project_pods
+from controller.cleanup.orphans import BilledItem, PodOverview, billed_items, delete, project_pods, slipway_buckets
 from controller.cli.main import Command
-from controller.cloud.connect import open_context, project_of, require_pods, require_project
+from controller.connect import open_context, project_of, require_pods, require_project
 from controller.core.errors import ConfigError
-from controller.core.layout import print_wrapped, width_of, wrap
-from controller.core.metric_lines import format_duration
-from controller.core.text import plural
-from controller.core.ui import confirm
-from controller.plan.project import bucket_name
+from controller.core.events import confirm
+from controller.core.text import format_duration, plural, print_wrapped, width_of, wrap
+from controller.plan.project_steps import bucket_name
 from controller.records import index
 from controller.records.unfinished import retry_deletions
-from controller.resources.pod.pending_deletion import DeletionPendingError
+from controller.resources.pod.refusals import DeletionPendingError
 
 
 def show_project(command: Command) -> int:

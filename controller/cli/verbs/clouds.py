@@ -6,23 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from conf.schema.cloud import LocalCloud
 from conf.schema.config import Config
-from conf.schema.infra.cloud import LocalCloud
-from conf.schema.infra.topology import find_topology, tpu_type_table, zone_region
+from conf.schema.topology import find_topology, tpu_type_table, zone_region
+from controller import connect
 from controller.cli.main import Command
-from controller.cloud import emulator
-from controller.cloud.connect import open_context, project_of, require_project
 from controller.config.compose import compose
+from controller.connect import open_context, project_of, require_project
 from controller.context import Context
 from controller.core.errors import ConfigError
+from controller.core.events import confirm
 from controller.core.text import plural
-from controller.core.ui import confirm
-from controller.gcp.errors import ForbiddenError, GoogleError, ServiceDisabledError
-from controller.plan.project import bucket_name, shared_resources
-from controller.reconcile.reconciler import reconcile
+from controller.gcp.google_errors import ForbiddenError, GoogleError, ServiceDisabledError
+from controller.plan.project_steps import bucket_name, shared_resources
+from controller.reconcile import reconcile
 from controller.records import index
 from controller.resources.bucket import Bucket
-from controller.resources.pod.tpu_api.offers import METRICS, quota_limit, quota_limits
+from controller.resources.pod.tpu_api import METRICS, quota_limit, quota_limits
 from controller.resources.services import Services
 
 SIGN_IN_MESSAGE = (
@@ -212,12 +212,12 @@ def run_localcloud(command: Command) -> int:
     assert isinstance(config.cloud, LocalCloud)
     action = command.flags.action
     if action == "start":
-        running = emulator.ensure_running(config.cloud, config.run.state_dir)
+        running = connect.ensure_running(config.cloud, config.run.state_dir)
         print(f"the emulated cloud runs at {running.url}; `slipway localcloud env` prints the exports")
         return 0
     if action == "wipe" and not _confirm_wipe(config.run.state_dir, yes=command.flags.yes):
         raise ConfigError("nothing was deleted; pass --yes to skip the prompt")
-    status, text = emulator.run_emulator_verb([action], emulator.state_folder(config.run.state_dir), show=True)
+    status, text = connect.run_emulator_verb([action], connect.state_folder(config.run.state_dir), show=True)
     sys.stderr.write(text)
     if action == "wipe" and status == 0:
         print("deleted: the emulated cloud with its buckets and pods; the table of runs and their metrics stay")

@@ -7,10 +7,10 @@ from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, 
 from controller.cli.main import Command
 from controller.cli.view import View
 from controller.core.errors import CloudError, ConfigError
-from controller.core.layout import print_wrapped
-from controller.core.ui import confirm
-from controller.gcp.errors import GoogleError
-from controller.lease.lease import pod_lease
+from controller.core.events import confirm
+from controller.core.text import print_wrapped
+from controller.gcp.google_errors import GoogleError
+from controller.lease import pod_lease
 from controller.records.ledger import record_cancellations
 from controller.records.spending import close_billing
 from controller.resources.bucket import Bucket
@@ -18,7 +18,7 @@ from controller.resources.pod.node import Node
 from controller.resources.services import Services
 from controller.run.launch import running_runs, stop
 from controller.run.session import Session, open_session
-from controller.samplers.ending import end_pods
+from controller.sampler_release import end_pods
 
 BUCKET_STAYS = (
     "gs://{} stays, with results of runs elsewhere; to delete it, run `down --all` with their tpu.zone or cloud.bucket"

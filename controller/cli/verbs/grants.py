@@ -13,9 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
-from controller.core.layout import fit_table, width_of, wrap
-from controller.core.metric_lines import format_duration
-from controller.core.text import plural
+from controller.core.text import fit_table, format_duration, plural, width_of, wrap
 from controller.resources.pod.capacity_log import (
     GRANTED,
     PREEMPTED,
@@ -47,8 +45,8 @@ def run_capacity(command: Command) -> int:
         return _show_calendar(command, command.flags.calendar)
     now = time.time()
     if command.flags.refresh:
-        from controller.cloud.connect import open_context, project_of
-        from controller.plan.project import bucket_name
+        from controller.connect import open_context, project_of
+        from controller.plan.project_steps import bucket_name
 
         config, reading = command.options.cloud_config(), "reading the record of capacity in the bucket"
         with open_context(config) as (context, _), command.options.showing(reading):
@@ -99,8 +97,8 @@ def plural_days(days: float) -> str:
 
 def _show_calendar(command: Command, days: float) -> int:
     """Print where and when Google advises a reservation for the config's pod; 1 if nowhere."""
-    from conf.schema.infra.cloud import HereCloud
-    from controller.cloud.connect import open_context
+    from conf.schema.cloud import HereCloud
+    from controller.connect import open_context
     from controller.resources.pod.planes import planes_for
 
     if not 1 <= days <= MAX_RESERVED_DAYS:

@@ -12,13 +12,14 @@ from pathlib import Path
 from conf.schema.config import Config
 from controller.cli.main import Command
 from controller.cli.verbs.runs import requested_runs
-from controller.cloud.connect import open_context
 from controller.config.compose import compose
-from controller.core.clock import Clock
+from controller.connect import open_context
 from controller.core.errors import ConfigError
-from controller.core.layout import print_wrapped
-from controller.core.text import plural
+from controller.core.text import plural, print_wrapped
+from controller.core.this_process import Clock
 from controller.records.index import RunRow
+from controller.report.comparison import group_settings
+from controller.report.contents import ReportModel, build_report
 from controller.report.gather import (
     FileReader,
     TensorBoardMirror,
@@ -27,10 +28,8 @@ from controller.report.gather import (
     gather_runs,
     local_reader,
 )
-from controller.report.model import ReportModel, build_report
 from controller.report.page import hypothesis_rows, render
 from controller.report.scaling import Scaling, measure_scaling, scaling_lines
-from controller.report.settings import group_settings
 
 REFRESH_SECONDS = 15.0
 
@@ -77,8 +76,8 @@ def _file_reader(command: Command, state: Path) -> Iterator[FileReader]:
     if not command.flags.refresh:
         yield local_reader(state)
         return
-    from controller.cloud.connect import open_context, project_of
-    from controller.plan.project import bucket_name
+    from controller.connect import open_context, project_of
+    from controller.plan.project_steps import bucket_name
 
     config = command.options.cloud_config()
     with open_context(config) as (context, _):

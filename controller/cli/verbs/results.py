@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from controller.cli.main import Command
+from controller.context import format_size
 from controller.core.errors import ConfigError
-from controller.core.printable import printable
-from controller.core.programs import run_program
-from controller.core.text import plural
-from controller.gcp.errors import GoogleError
-from controller.progress import format_size
+from controller.core.text import plural, printable
+from controller.core.this_process import run_program
+from controller.gcp.google_errors import GoogleError
 from controller.records import recorder
-from controller.records.downloads import (
+from controller.records.fetch import (
     BEST,
     LATEST,
     RemoteFile,

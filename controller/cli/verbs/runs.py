@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
-from controller.core.layout import width_of
+from controller.core.text import width_of
 from controller.records import index
 from controller.records.table import as_csv, filter_rows, format_table
 
@@ -59,8 +59,8 @@ def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
 
 def refresh_index(command: Command, state: Path) -> None:
     """Add runs that other machines have put into the bucket."""
-    from controller.cloud.connect import open_context, project_of
-    from controller.plan.project import bucket_name
+    from controller.connect import open_context, project_of
+    from controller.plan.project_steps import bucket_name
 
     config = command.options.cloud_config()
     with open_context(config) as (context, _), command.options.showing("reading the table of runs in the bucket"):

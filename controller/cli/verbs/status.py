@@ -8,28 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from controller.agent.protocol import OBSERVE
-from controller.alerts.alert import describe_alert, read_alerts
 from controller.cli.main import Command
-from controller.config.run_yaml import run_url
+from controller.config.pod_facts import run_url
 from controller.core.errors import ConfigError
-from controller.core.layout import DEFAULT_WIDTH, width_of, wrap
-from controller.core.metric_lines import format_duration, result_lines
-from controller.core.text import plural
-from controller.gcp.errors import NotFoundError
+from controller.core.text import DEFAULT_WIDTH, format_duration, plural, result_lines, width_of, wrap
+from controller.gcp.google_errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
-from controller.lease.lease import pod_lease, run_lease
-from controller.lease.store import DamagedLeaseError
+from controller.lease import pod_lease, run_lease
+from controller.lease_store import DamagedLeaseError
 from controller.plan.build import Plan
 from controller.plan.samplers import sampler_plans
-from controller.reconcile.resource import Absent, Pending
+from controller.reconcile import Absent, Pending
 from controller.records import index
 from controller.records.index import RunRow
-from controller.records.ledger import Ledger
+from controller.records.ledger import Ledger, describe_alert, read_alerts
 from controller.records.recorder import run_folder
 from controller.records.restore import MissingInputsError
 from controller.records.spending import Spending, billed_uid, format_hours
 from controller.records.unfinished import retry_deletions
-from controller.recovery.policy import Incident
+from controller.recovery.responses import Incident
 from controller.resources.pod.node import Node, describe
 from controller.resources.pod.planes import plane_of
 from controller.run.options import RunOptions

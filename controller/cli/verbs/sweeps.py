@@ -13,13 +13,13 @@ from typing import Any
 
 from controller.checks.preflight import preflight, probe_cloud
 from controller.cli.main import Command
-from controller.cloud.connect import missing_project
-from controller.core.clock import Clock
+from controller.connect import missing_project
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
-from controller.core.layout import print_wrapped, width_of, wrap
+from controller.core.text import print_wrapped, width_of, wrap
+from controller.core.this_process import Clock
 from controller.records import index
-from controller.records.last_command import LastCommand, save
+from controller.records.index import LastCommand, save_last_command
 from controller.run.text_screen import PLAIN_LINE_SECONDS
 from controller.sweep.board import (
     BoardRow,
@@ -31,8 +31,8 @@ from controller.sweep.board import (
     render_board,
 )
 from controller.sweep.definition import SweepDefinition, SweepJob, override_key
-from controller.sweep.pool import delete_pods, drive_sweep
-from controller.sweep.session import SweepSession, open_sweep
+from controller.sweep.pod_pool import delete_pods, drive_sweep
+from controller.sweep.sweep_session import SweepSession, open_sweep
 
 POLL_SECONDS = 1.0
 ABANDONED = (
@@ -49,7 +49,7 @@ def run_up(command: Command) -> int:
 def _remember(overrides: Sequence[str], definition: SweepDefinition) -> None:
     """Let `slipway status` in this folder mean this sweep."""
     shared = tuple(word for word in overrides if override_key(word) not in definition.swept_keys)
-    save(LastCommand(shared, sweep=definition.id, sweep_words=tuple(overrides)), Path.cwd())
+    save_last_command(LastCommand(shared, sweep=definition.id, sweep_words=tuple(overrides)), Path.cwd())
 
 
 def run_plan(command: Command) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from aiohttp import WSMsgType, web
 
-from conf.schema.infra.permissions import permissions_of_method
+from conf.schema.cloud import permissions_of_method
 from controller.localcloud.apis.networks import IAP_RANGE
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT, without_secrets

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from conf.schema.infra.permissions import all_permissions
+from conf.schema.cloud import all_permissions
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
     PROJECT,

@@ -107,7 +107,7 @@ DEVICE_FOLDER, SYSFS_FOLDER = "dev", "sys"
 """Folders beside a worker's home that stand for /dev and /sys."""
 _PCI_IDS = {"v2": "0x0027", "v3": "0x0027", "v4": "0x005e", "v5p": "0x0062", "v5e": "0x0063", "v6e": "0x006f"}
 _ACCEL_GENERATIONS = frozenset({"v2", "v3", "v4"})
-"""Generations with /dev/accel<n>; the others have /dev/vfio/<n> (controller/agent/commands/chips.py has the source)."""
+"""Generations with /dev/accel<n>; the others have /dev/vfio/<n> (source: controller/agent/commands/observe.py)."""
 
 
 def install_chips(vm: Path, kind: AcceleratorType, *, missing: bool = False) -> None:

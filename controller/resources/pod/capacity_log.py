@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Self
 from pydantic import TypeAdapter
 
 from controller.context import Context, SurplusSlice
-from controller.core.clock import iso_timestamp
-from controller.core.formats import Document, has_format
-from controller.core.json_lines import append_lines
-from controller.gcp.errors import GoogleError, NotFoundError
+from controller.core.json_documents import Document, append_lines, has_format
+from controller.core.this_process import iso_timestamp
+from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.planes import all_planes
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, short_uid
 from controller.resources.pod.refusals import Refusal

@@ -11,28 +11,29 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.core.text import plural
-from controller.gcp.errors import GoogleError
-from controller.gcp.names import TAG
-from controller.gcp.worker_vms import WorkerVms
-from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, difference
-from controller.resources.pod import data_disk
+from controller.gcp.answers import TAG
+from controller.gcp.google_errors import GoogleError
+from controller.reconcile import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of, provisioners_of, waits_in_queue
 from controller.resources.pod.provisioner import (
     DELETE_SECONDS,
     NOT_OBSERVED,
     WAITING_STATES,
+    DataDisk,
     Place,
     PodStatus,
     ProvisionerName,
     SliceSpec,
     SliceStatus,
+    data_disk_name,
     state_text,
 )
 from controller.resources.pod.refusals import adopted_differs, classify, nothing_to_adopt, wrong_worker_count
 from controller.resources.pod.search import CapacitySearch
-from controller.resources.pod.slices import Slices, differs_where_known, hidden_place
+from controller.resources.pod.slice_requests import Slices, differs_where_known, hidden_place
 from controller.ssh.fleet import Fleet, SshTarget
+from controller.ssh.login import WorkerVms
 
 ECHOED_FIELDS = frozenset({"network", "runtime_version", "subnetwork"})
 """Fields that an answer of the API may leave out; they are as requested then."""
@@ -123,7 +124,7 @@ class Node(Resource):
         observed |= {name: wanted[name] for name in ECHOED_FIELDS & wanted.keys() if not observed[name]}
         if not status.is_ready:
             observed["workers"] = self.spec.workers  # its endpoints are not complete
-        diff = difference(wanted, observed, fixed=frozenset(observed))
+        diff = difference(wanted, observed, immutable=frozenset(observed))
         if diff or not current.surplus:
             return diff
         beside = ", ".join(f"{other.state.lower()} in {other.place}" for other in current.surplus)
@@ -241,11 +242,11 @@ class Node(Resource):
             self.disk.destroy(context)
 
     @property
-    def disk(self) -> data_disk.DataDisk | None:
+    def disk(self) -> DataDisk | None:
         """The data disk, which may exist without the node."""
         if self.adopt or not self.spec.data_disk_gb:
             return None
-        return data_disk.DataDisk(name=data_disk.name_for(self.name), zones=self._zones)
+        return DataDisk(name=data_disk_name(self.name), zones=self._zones)
 
     def pod_seen(self, context: Context, since: float = 0.0) -> PodStatus:
         """Return what Google reports about this incarnation of the pod.

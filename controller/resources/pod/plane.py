@@ -1,6 +1,6 @@
 """Interface of a plane: one of Google's APIs through which slices are made, found, reached and deleted.
 
-`planes.py` lists the planes. Nothing outside a plane's own folder knows its API.
+`planes.py` lists the planes. Nothing but a plane's own modules knows its API.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import Topology
+from conf.schema.topology import Topology
 from controller.context import Context
 from controller.core.finding import Issue
-from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
+from controller.ssh.login import WorkerVms
 
 CONSOLE = "https://console.cloud.google.com/compute"
 

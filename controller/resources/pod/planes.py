@@ -1,18 +1,18 @@
-"""The planes that slices come from. A new one needs its own folder and a line here."""
+"""The planes that slices come from. A new one needs a module of its own and a line here."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from types import MappingProxyType
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import zone_region
+from conf.schema.topology import zone_region
 from controller.context import Context
 from controller.core.finding import Issue
-from controller.gcp.errors import GoogleError, ServiceDisabledError
-from controller.resources.pod.compute_engine.plane import ComputeEngine
+from controller.gcp.google_errors import GoogleError, ServiceDisabledError
+from controller.resources.pod.compute_engine import ComputeEngine
 from controller.resources.pod.plane import Plane, PlaneChecks
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceStatus
-from controller.resources.pod.tpu_api.plane import TpuApi
+from controller.resources.pod.tpu_api import TpuApi
 
 PLANES: Mapping[str, Plane] = MappingProxyType({"tpu_api": TpuApi(), "compute_engine": ComputeEngine()})
 """By their names in `tpu.plane`, in the order in which `tpu.plane=auto` tries them."""

@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controller.context import Context
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.core.formats import FormatError
-from controller.gcp.errors import GoogleError
-from controller.resources.pod.ask import Answer, Ask
+from controller.core.json_documents import FormatError
+from controller.core.this_process import InterruptedSleepError
+from controller.gcp.google_errors import GoogleError
 from controller.resources.pod.capacity_log import (
     RECENT_SECONDS,
     CapacityEntry,
@@ -28,6 +27,7 @@ from controller.resources.pod.capacity_log import (
 from controller.resources.pod.planes import label_places, plane_of, waits_in_queue
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import HINTS, RULES_OUT_PLACE, Refusal
+from controller.resources.pod.slice_requests import Answer, Ask
 
 MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""

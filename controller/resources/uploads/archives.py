@@ -15,14 +15,12 @@ from typing import Any, ClassVar, Self
 from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding, Rule
-from controller.core.formats import dump, load
+from controller.core.json_documents import dump, load
 from controller.core.text import is_folder
-from controller.gcp.errors import ConflictError, NotFoundError
-from controller.inputs.code import CodeSnapshot
-from controller.inputs.git import clone, strip_password
-from controller.inputs.requirements import GitRequirement
-from controller.inputs.secrets import Vault
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope, Unknown
+from controller.gcp.google_errors import ConflictError, NotFoundError
+from controller.inputs.code import CodeSnapshot, clone, strip_password
+from controller.inputs.env_inputs import GitRequirement, Vault
+from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope, Unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,8 @@ from typing import Self
 
 from conf.schema.config import Config
 from controller.agent.protocol import BUILD_ASSET, BuildAssetRequest, FetchAssetRequest, InstallVenvRequest
-from controller.context import Context
+from controller.context import Context, Progress
 from controller.core.errors import CloudError
-from controller.inputs.assets import AssetFile, BuildRecipe, manifest_text
 from controller.inputs.download import (
     DownloadError,
     FoundFile,
@@ -18,13 +17,21 @@ from controller.inputs.download import (
     token_for,
     with_patience,
 )
-from controller.inputs.hub import HubAccess, SourceError, SourceFile, hub_endpoint, list_source, require_readable
-from controller.progress import Progress
-from controller.reconcile.resource import Diff, ObservedResources
+from controller.inputs.hugging_face_hub import (
+    HubAccess,
+    SourceError,
+    SourceFile,
+    hub_endpoint,
+    list_source,
+    require_readable,
+)
+from controller.inputs.resolved_assets import AssetFile, BuildRecipe, manifest_text
+from controller.reconcile import Diff, ObservedResources
+from controller.resources.software import fingerprint
 from controller.resources.uploads.archives import CodeArchive
-from controller.resources.uploads.assets import PodFetchedAsset, UploadedAsset
+from controller.resources.uploads.bucket_assets import PodFetchedAsset, UploadedAsset
 from controller.resources.uploads.nearby import Errand, NearbyAsset
-from controller.resources.uploads.sources import (
+from controller.resources.uploads.source_assets import (
     THREADS,
     PinnedSource,
     SourceCopy,
@@ -32,7 +39,6 @@ from controller.resources.uploads.sources import (
     manifest_of,
     source_copy,
 )
-from controller.resources.workers.software import fingerprint
 
 UNKNOWN_BYTES = 50 * 10**9
 """Room on the VM's disk for a file whose server does not tell its size."""

@@ -13,18 +13,16 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 from conf.schema.config import Config, digest
 from controller.agent.protocol import FetchLine
-from controller.context import Context
+from controller.context import Context, Progress
 from controller.core.errors import CloudError
-from controller.core.formats import dump, stamped
-from controller.core.type_check import type_problem
-from controller.gcp.errors import GoogleError, NotFoundError
-from controller.inputs.assets import ResolvedAsset
+from controller.core.json_documents import dump, stamped, type_problem
+from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.inputs.download import TokenNeededError
-from controller.progress import Progress
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Scope
+from controller.inputs.resolved_assets import ResolvedAsset
+from controller.reconcile import Absent, Diff, ObservedResources, Pending, Scope
 from controller.resources.accounts import ServiceAccount
 from controller.resources.bastion_vm import SmallVm
-from controller.resources.uploads.assets import AssetInBucket
+from controller.resources.uploads.bucket_assets import AssetInBucket
 from controller.ssh.agent_link import build_bundle
 
 ASSET_LABEL, HASH_LABEL = "slipway-asset", "slipway-asset-hash"

@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from conf.schema.infra.topology import find_topology
+from conf.schema.topology import find_topology
 from tests.groups import load_yaml
 from trainer.fit.slices import find_price
 from trainer.fit.step_time import StepTime

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from conf.schema import topology
 from conf.schema.config import Config
-from conf.schema.infra import topology
-from conf.schema.infra.topology import (
+from conf.schema.topology import (
     TABLE_FILE,
     UnknownTypeError,
     find_topology,

@@ -2,7 +2,7 @@
 mislead the emulated cloud and `plan --permissions` alike. This table is written from the pages, not from that file.
 """
 
-from conf.schema.infra.permissions import all_permissions, permissions_of_method, permissions_of_role
+from conf.schema.cloud import all_permissions, permissions_of_method, permissions_of_role
 
 COMPUTE = "https://cloud.google.com/compute/docs/reference/rest/v1"
 STORAGE = "https://cloud.google.com/storage/docs/access-control/iam-json"

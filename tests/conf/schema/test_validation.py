@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from conf.schema.renamed_keys import RENAMED
+from conf.schema.base import RENAMED
+from conf.schema.config import validate
 from conf.schema.training import run_yaml
-from conf.schema.validation import validate
 from controller.config.compose import compose, compose_raw
 from controller.core.errors import ConfigError
 from tests.composed import problems_of

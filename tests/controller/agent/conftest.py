@@ -20,11 +20,9 @@ from typing import Any
 
 import pytest
 
-from controller.agent.formats import dump
-from controller.agent.fs import checked
-from controller.agent.process import is_alive
-from controller.agent.tree_hash import tree_hash
-from controller.core.type_check import type_problem
+from controller.agent.fs import checked, dump, tree_hash
+from controller.agent.worker_processes import is_alive
+from controller.core.json_documents import type_problem
 from controller.ssh.agent_link import answer_types, build_bundle
 from tests.agents import find_program
 from tests.controller.localcloud.harness import wait_for as wait_for

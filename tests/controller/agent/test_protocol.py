@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controller.agent import main, protocol
+from controller.agent import dispatch, protocol
 from tests.controller.agent.conftest import AgentWorker
 from tests.golden import golden
 
@@ -31,14 +31,14 @@ def keys_for_user(kind: Any) -> dict[str, str]:
 
 def test_every_command_has_types_and_a_golden_request_and_answer() -> None:
     by_no_controller = {"supervise", "run_watchdog", "fetch_ordered"}
-    assert set(COMMANDS) == set(GOLDEN) == set(main.COMMANDS) - by_no_controller
+    assert set(COMMANDS) == set(GOLDEN) == set(dispatch.COMMANDS) - by_no_controller
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_request_is_what_its_handler_takes(command: protocol.Command[Any, Any]) -> None:
     request = keys_for_user(types_of(command)[0])
     assert set(GOLDEN[command]["request"]) - {"format", "lease"} == set(request)
-    handler = getattr(import_module(f"controller.agent.{main.COMMANDS[command]}"), command)
+    handler = getattr(import_module(f"controller.agent.{dispatch.COMMANDS[command]}"), command)
     parameters = inspect.signature(handler).parameters
     taken = {
         name: p.annotation if p.default is p.empty else f"NotRequired[{p.annotation}]" for name, p in parameters.items()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from controller.agent.process import is_alive
 from controller.agent.watchdog import deletion_reason, ssh_sessions
+from controller.agent.worker_processes import is_alive
 from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
 from tests.fakes.loopback import Loopback
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from controller.context import Context
-from controller.core.clock import Clock
+from controller.core.this_process import Clock
 from controller.inputs.code import UnfetchedSnapshot
 from controller.plan.build import Plan, build_plan
 from tests.composed import config_of

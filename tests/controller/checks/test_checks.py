@@ -3,10 +3,9 @@
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import find_topology
+from conf.schema.topology import find_topology
 from conf.schema.training.optimizer import ConstantSchedule, DecaySchedule, PiecewiseSchedule, Schedule
-from controller.checks import page
-from controller.checks.preflight import check_modules, checks_of, preflight
+from controller.checks.preflight import check_modules, checks_of, page, preflight, resource_rules
 from controller.checks.training import schedule_ends_late, warmup_leaves_updates
 from controller.config.compose import compose
 from tests.composed import config_of as config
@@ -252,16 +251,16 @@ def test_a_generation_of_a_program_must_exist() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    command = "run: python -m controller.checks.page > docs/checks.md"
-    assert (ROOT / "docs" / "checks.md").read_text() == page.page(), command
+    command = "run: python -m controller.checks.preflight > docs/checks.md"
+    assert (ROOT / "docs" / "checks.md").read_text() == page(), command
 
 
 def test_every_id_is_of_one_check() -> None:
     checks = [check.rule for module in check_modules() for check in checks_of(module)]
-    names = [rule.id for rule in (*checks, *page.resource_rules())]
+    names = [rule.id for rule in (*checks, *resource_rules())]
     assert len(names) == len(set(names)) > 60
 
 
 def test_every_rule_has_a_key_and_a_reason() -> None:
-    rules = [check.rule for module in check_modules() for check in checks_of(module)] + page.resource_rules()
+    rules = [check.rule for module in check_modules() for check in checks_of(module)] + resource_rules()
     assert [rule.id for rule in rules if not rule.reason or not all(rule.keys)] == []

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
-from conf.schema.infra.cloud import HereCloud
 from controller.checks import machine
-from controller.checks.assets import local_files_are_here
+from controller.checks.asset_access import local_files_are_here
 from controller.checks.machine import downloads_fit, programs_are_installed, workers_disks_suffice
 from controller.checks.preflight import preflight
 from controller.config.this_machine import Devices
+from controller.context import format_size
 from controller.localcloud.hub import HubServer
-from controller.progress import format_size
 from tests.composed import config_of as config
 from tests.controller.checks.plans import build, context, plan_of
 from tests.hub import CONTENT, hub

@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 from google.oauth2.credentials import Credentials
 
-from controller.cleanup.orphans import BilledItem
-from controller.cleanup.overview import PodOverview
+from controller.cleanup.orphans import BilledItem, PodOverview
 from controller.cleanup.teardown import Teardown, plan_teardown
 from controller.cli import main
 from controller.cli.verbs import down
 from controller.cli.verbs.billed import format_pods
 from controller.context import Context
-from controller.core.clock import Clock
 from controller.core.errors import LeaseLostError
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import ConflictError
-from controller.lease.store import BucketLeaseStore, Identity
+from controller.gcp.google_errors import ConflictError
+from controller.lease_store import BucketLeaseStore, Identity
 from controller.plan.build import Plan
-from controller.reconcile.resource import Pending, Resource
+from controller.reconcile import Pending, Resource
 from controller.resources.pod.node import Node
 from controller.run.session import Session
 from tests.controller.cli.verbs.test_up import KEEP, SLOW, let_go, until

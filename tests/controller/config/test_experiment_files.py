@@ -16,14 +16,14 @@ from referencing.jsonschema import DRAFT202012
 from conf.schema.config import Config
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
-from controller.checks.environment import trainer_has_jax
+from controller.checks.env import trainer_has_jax
 from controller.checks.preflight import preflight
 from controller.checks.training import warmup_leaves_updates
 from controller.cli import main
 from controller.config.compose import CONFIG_DIR, compose, compose_raw, config_groups
 from controller.config.editor_schemas import FILE_PATTERNS, FOLDER, ROOT, editor_settings
 from controller.core.errors import ConfigError
-from controller.inputs.assets import is_referenced
+from controller.inputs.resolved_assets import is_referenced
 from controller.run.estimate import token_flops
 from controller.run.preview import confirm_cost
 from tests.composed import config_of

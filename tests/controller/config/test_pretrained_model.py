@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from conf.hugging_face.config_json import model_from_config
+from conf.config_json import model_from_config
 from conf.schema.training.model import Model
 from controller.config.pretrained_model import with_hub_weights, with_pretrained_model
 from controller.localcloud.hub import HubServer

@@ -13,14 +13,13 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from controller.context import Context
-from controller.core.clock import Clock
 from controller.core.events import Events
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
-from controller.plan.build import node_resource
-from controller.plan.preview import preview_resources
-from controller.plan.project import bucket_name, shared_resources
-from controller.reconcile.resource import Resource
+from controller.plan.build import node_resource, preview_resources
+from controller.plan.project_steps import bucket_name, shared_resources
+from controller.reconcile import Resource
 from controller.ssh.login import Login
 from tests.composed import config_of
 from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile.reconciler import reconcile
+from controller.reconcile import reconcile
 from controller.resources.services import Services
 from controller.resources.vpc import ComputeResource
 from tests.conftest import deep

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile.reconciler import destroy, reconcile
+from controller.reconcile import destroy, reconcile
 from controller.resources.accounts import ServiceAccount
 from controller.resources.bastion_vm import Bastion
 from tests.controller.gcloud.conftest import desired_resources, make_context

@@ -16,14 +16,24 @@ from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError, TransportError
 from googleapiclient import discovery
 
-from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError, LeaseLostError
+from controller.core.this_process import Clock
 from controller.gcp import credentials
+from controller.gcp.answers import OperationFailedError, code_name, poll_compute
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
-from controller.gcp.errors import UNREACHABLE, ForbiddenError, GoogleError, NoCredentialsError
-from controller.gcp.operations import OperationFailedError, code_name, poll_compute
-from controller.gcp.retries import ATTEMPTS, OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, Retries, outlast, wait_out
+from controller.gcp.google_errors import (
+    ATTEMPTS,
+    OUTAGE_PAUSE_SECONDS,
+    OUTAGE_SECONDS,
+    UNREACHABLE,
+    ForbiddenError,
+    GoogleError,
+    NoCredentialsError,
+    Retries,
+    outlast,
+    wait_out,
+)
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
 from tests.fakes.clock import ManualClock

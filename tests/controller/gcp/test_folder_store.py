@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.core.clock import Clock
 from controller.core.errors import CloudError
-from controller.gcp.errors import ConflictError, NoCredentialsError, NotFoundError
+from controller.core.this_process import Clock
 from controller.gcp.folder_store import FolderClient
+from controller.gcp.google_errors import ConflictError, NoCredentialsError, NotFoundError
 
 
 @pytest.fixture

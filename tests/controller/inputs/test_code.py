@@ -11,16 +11,15 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
-from conf.schema.run.program import Repository
-from controller.agent.commands.code import unpack
-from controller.agent.tree_hash import tree_hash
-from controller.core.clock import Clock
+from conf.schema.program import Repository
+from controller.agent.commands.run_inputs import unpack
+from controller.agent.fs import tree_hash
 from controller.core.errors import ConfigError
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.inputs.code import CodeSnapshot, take_snapshot
-from controller.inputs.git import checkout, collect_git_status, strip_password
+from controller.inputs.code import CodeSnapshot, checkout, collect_git_status, strip_password, take_snapshot
+from controller.inputs.env_inputs import Vault
 from controller.inputs.modules import DefinitionError, find_signature, module_files, taken_names
-from controller.inputs.secrets import Vault
 from controller.sweep.definition import JobBuilder
 from tests.composed import config_of
 from tests.composed import config_of as compose_config

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from controller.config.compose import with_overrides
 from controller.core.errors import CloudError, ConfigError
+from controller.inputs.env_inputs import GitRequirement, read_requirements
 from controller.inputs.own_program import OwnProgram, program_name, quote_words, slice_overrides
-from controller.inputs.requirements import GitRequirement, read_requirements
 from controller.resources.uploads.archives import build_wheel
 from tests.composed import config_of
 from tests.controller.inputs.wheels import git_repository, package_repository

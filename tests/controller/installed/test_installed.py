@@ -21,9 +21,9 @@ from packaging.requirements import Requirement
 
 from conf.schema.config import Config
 from controller import api
+from controller.context import Progress, format_size
 from controller.core.events import Event, Events
 from controller.inputs.code import take_snapshot
-from controller.progress import Progress, format_size
 from controller.records import index
 from controller.sweep.definition import define_sweep
 from tests.conftest import deep
@@ -312,7 +312,7 @@ def test_the_rows_of_a_search_are_those_that_it_drew(tmp_path: Path, monkeypatch
     made_by = define_sweep(words, Path.cwd()).id
     rows = [{"run": name, "created": at, "sweep": made_by} for at, name in ((2.0, "late"), (1.0, "early"))]
     monkeypatch.setattr(
-        "controller.sweep.pool.drive_sweep", lambda options: index.append_rows(tmp_path, [*rows, {"run": "other"}])
+        "controller.sweep.pod_pool.drive_sweep", lambda options: index.append_rows(tmp_path, [*rows, {"run": "other"}])
     )
     assert [row["run"] for row in api.sweep(*words)] == ["early", "late"]
 

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from conf.schema.infra.permissions import all_permissions, has_method, permissions_of_role, predefined_roles
+from conf.schema.cloud import all_permissions, has_method, permissions_of_role, predefined_roles
 from controller.localcloud import iam as policy_module
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import DEFAULT_ACCOUNT

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from google.oauth2.credentials import Credentials
 
-from controller.cloud.emulator import find_running
-from controller.core.clock import Clock
+from controller.connect import find_running
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NoCredentialsError
+from controller.gcp.google_errors import NoCredentialsError
 from controller.localcloud import iam as token_module
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam import Tokens

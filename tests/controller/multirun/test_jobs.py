@@ -19,10 +19,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from controller.config.compose import with_overrides
-from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.folder_store import FolderClient
+from controller.multirun.job import plain_value
 from controller.multirun.jobs import (
     Job,
     Request,
@@ -33,11 +34,10 @@ from controller.multirun.jobs import (
     shared_overrides,
     shipped_files,
 )
-from controller.multirun.recorder import plain_value
 from controller.records.recorder import row_from_record, split_job
 from controller.sweep.board import Board, BoardRow
 from controller.sweep.definition import JobBuilder
-from controller.sweep.session import open_definition
+from controller.sweep.sweep_session import open_definition
 from tests.fakes.loopback import FakeBucket
 from tests.golden import golden
 from tests.paths import ROOT
@@ -85,7 +85,7 @@ def test_a_job_starts_in_the_apps_folder_with_its_words_unchanged(request_: Requ
     stays = ["cleanup.on_success=keep" in shared_overrides(replace(request_, keep=keep)) for keep in (False, True)]
     assert stays == [False, True], "pods stay only while more jobs will come"
     with tarfile.open(fileobj=io.BytesIO(builder.build_plan(config).snapshot.archive)) as tar:
-        assert {"lab/app.py", "slipway_job/multirun/job.py", "slipway_job/agent/storage.py"} <= set(tar.getnames())
+        assert {"lab/app.py", "slipway_job/multirun/job.py", "slipway_job/agent/transfers.py"} <= set(tar.getnames())
 
 
 def test_batches_of_a_sweeper_are_one_sweep_which_shows_the_runs_of_earlier_ones(request_: Request) -> None:
@@ -277,7 +277,7 @@ def place(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / plugin, tmp_path / plugin)
     shutil.copytree(ROOT / "tests" / "fixtures" / "hydra_apps" / "structured", tmp_path / "app")
     (tmp_path / "controller" / "multirun").mkdir(parents=True)
-    (tmp_path / "controller" / "multirun" / "__main__.py").write_text(CONTROLLER)
+    (tmp_path / "controller" / "multirun" / "jobs.py").write_text(CONTROLLER)
     (tmp_path / "ran").touch()
     return tmp_path
 

@@ -14,14 +14,14 @@ import pytest
 from conf.schema.config import Config
 from controller.cli import main
 from controller.context import SurplusSlice
-from controller.core.clock import Clock
-from controller.core.formats import DamagedRecordError, FormatError
-from controller.gcp.errors import GoogleError
+from controller.core.json_documents import DamagedRecordError, FormatError
+from controller.core.this_process import Clock
 from controller.gcp.folder_store import FolderClient
+from controller.gcp.google_errors import GoogleError
 from controller.records import index
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
 from controller.records.spending import Account, PodLifetime, Spending, close_billing
-from controller.recovery.policy import Incident
+from controller.recovery.responses import Incident
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.run.options import RunOptions
 from tests.controller.conftest import SlipwayCli

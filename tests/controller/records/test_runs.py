@@ -12,7 +12,7 @@ import pytest
 from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.records import index
-from controller.records.last_command import LastCommand, load, save
+from controller.records.index import LastCommand, load_last_command, save_last_command
 from controller.records.recorder import program_name
 from controller.records.table import as_csv, diff_records, filter_rows, flat, format_table, select_runs
 from tests.golden import golden
@@ -219,18 +219,18 @@ SWEEP = LastCommand(("cloud=local",), sweep="q-5f0c0000", sweep_words=("cloud=lo
 @pytest.mark.usefixtures("home")
 def test_what_is_saved_is_loaded_in_that_folder_only() -> None:
     for command in (LastCommand(("a=1",)), LastCommand(("cloud=local",), run="q-1"), SWEEP):
-        save(command, Path.cwd())
-        assert load(Path.cwd()) == command
-    assert load(Path("other")) == LastCommand()
+        save_last_command(command, Path.cwd())
+        assert load_last_command(Path.cwd()) == command
+    assert load_last_command(Path("other")) == LastCommand()
 
 
 @pytest.mark.usefixtures("home")
 def test_a_run_or_a_sweep_is_meant_by_its_words_or_its_id(capsys: pytest.CaptureFixture[str]) -> None:
-    save(LastCommand(("cloud=local",), run="q-1"), Path.cwd())
+    save_last_command(LastCommand(("cloud=local",), run="q-1"), Path.cwd())
     command = main.with_recalled(main.parse(["logs"]))
     assert (command.overrides, command.flags.run) == (("cloud=local",), "q-1")
     assert capsys.readouterr().err == "last run of this folder: --run q-1 cloud=local\n"
-    save(SWEEP, Path.cwd())
+    save_last_command(SWEEP, Path.cwd())
     command = main.with_recalled(main.parse(["status"]))
     assert (command.flags.sweep, command.overrides) == ("q-5f0c0000", ())
     assert capsys.readouterr().err == "last sweep of this folder: -m cloud=local run.seed=0,1\n"
@@ -241,7 +241,7 @@ def test_a_run_or_a_sweep_is_meant_by_its_words_or_its_id(capsys: pytest.Capture
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("verb", ["logs", "down", "get"])
 def test_other_verbs_do_not_take_the_run_before_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    save(SWEEP, Path.cwd())
+    save_last_command(SWEEP, Path.cwd())
     assert main.run([verb]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert words.startswith("error: the last command of this folder was the sweep q-5f0c0000; ")

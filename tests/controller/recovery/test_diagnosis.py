@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 
 from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
-from controller.recovery.policy import Observation, VerdictKind, WorkerStatus
-from controller.recovery.tracebacks import (
+from controller.recovery.responses import Observation, VerdictKind, WorkerStatus
+from controller.recovery.watches import (
+    KEPT_CHARACTERS,
+    MAX_SHOWN,
+    SILENT_SECONDS,
     Traceback,
+    TracebackWatch,
     cause_of_exit,
     first_at_barrier,
     last_traceback,
     last_words,
     log_excerpt,
 )
-from controller.recovery.watches import KEPT_CHARACTERS, MAX_SHOWN, SILENT_SECONDS, TracebackWatch
 from controller.resources.pod.provisioner import PodStatus, Symptom
 from tests.paths import ROOT
 

@@ -6,10 +6,11 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from conf.schema.run.lifecycle import Recovery
+from conf.schema.run_sections import Recovery
 from controller.core.errors import ProgramFailedError, WrongDevicesError
 from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
-from controller.recovery.policy import (
+from controller.recovery.recover import RecoveryExecutor, innermost_frame
+from controller.recovery.responses import (
     GIVE_UP,
     AttemptOutcome,
     Decision,
@@ -21,9 +22,8 @@ from controller.recovery.policy import (
     WorkerStatus,
     decide,
 )
-from controller.recovery.recover import RecoveryExecutor, innermost_frame
 from controller.resources.pod.provisioner import PodStatus
-from controller.ssh.connect import WorkerError
+from controller.ssh.agent_link import WorkerError
 from controller.ssh.fleet import DiskFullError, WorkersFailedError
 from tests.groups import CONF
 

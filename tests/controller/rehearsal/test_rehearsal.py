@@ -15,16 +15,16 @@ import psutil
 import pytest
 
 from conf.schema.config import Config
+from controller import connect
 from controller.cli import main
-from controller.cloud import emulator
-from controller.cloud.emulator import mark_in_use
 from controller.config.compose import config_groups
+from controller.connect import mark_in_use
 from controller.core.errors import CloudError
 from controller.core.events import Event
 from controller.localcloud.lifecycle import find_endpoint
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import MARKER, kill_marked
-from controller.rehearsal.hub import emulated_hub, with_recipe
+from controller.rehearsal.recipe import emulated_hub, with_recipe
 from controller.rehearsal.rehearsal import FAULT_KEY, PREEMPTION, Check, Interruption, check_recovery
 from tests.composed import config_of
 from tests.conftest import deep
@@ -46,7 +46,7 @@ RESUMED = re.compile(
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Path:
     """A state folder; the emulated clouds of rehearsals are forked."""
-    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
+    monkeypatch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
     (tmp_path / "repository").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))

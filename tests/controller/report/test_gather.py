@@ -14,10 +14,10 @@ from tensorboard.summary import Writer
 from controller.cli import main
 from controller.cli.verbs import reports
 from controller.records import index
+from controller.report.contents import build_report, build_timeline
 from controller.report.gather import MetricsLine, RecordedRun, TensorBoardMirror, folder_name, gather_runs, local_reader
-from controller.report.model import build_report, build_timeline
 from controller.report.page import render
-from tests.controller.core.test_layout import Tty, harmless
+from tests.controller.core.test_text import Tty, harmless
 from tests.controller.report.recorded import CASES, PREEMPTION_NOTE, metric_lines, write_run, write_sweep
 from tests.fakes.google import MemoryStorage
 from tests.hostile import HOSTILE_STRINGS

@@ -11,11 +11,11 @@ import pytest
 
 from controller.cli import main
 from controller.records import index
+from controller.report.comparison import Setting, group_settings
+from controller.report.contents import Curve, ReportModel, build_curve, build_report, points_per_curve, select_metrics
 from controller.report.drawing import difference_cells, format_number, line_chart, step_ticks, ticks
 from controller.report.gather import RecordedRun, gather_runs, local_reader
-from controller.report.model import Curve, ReportModel, build_curve, build_report, points_per_curve, select_metrics
 from controller.report.page import hypothesis_rows, overview_metrics, render
-from controller.report.settings import Setting, group_settings
 from tests.controller.report.recorded import (
     CASES,
     START_TIME,

@@ -12,10 +12,9 @@ from google.oauth2.credentials import Credentials
 from conf.schema.config import Config
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
-from controller.plan.preview import preview_resources
-from controller.plan.project import bucket_name, shared_resources
-from controller.reconcile.reconciler import reconcile
-from controller.reconcile.resource import Resource
+from controller.plan.build import preview_resources
+from controller.plan.project_steps import bucket_name, shared_resources
+from controller.reconcile import Resource, reconcile
 from tests.composed import config_of
 from tests.controller.conftest import comparable_state, internal_errors
 from tests.controller.localcloud.harness import EmulatedCloud

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from controller.plan.build import node_resource
-from controller.reconcile.reconciler import destroy, reconcile
-from controller.resources.pod.compute_engine.states import TAKEN_STATES
+from controller.reconcile import destroy, reconcile
+from controller.resources.pod.instance_states import TAKEN_STATES
 from controller.resources.pod.node import Node
 from tests.controller.resources.conftest import EmulatedProject
 

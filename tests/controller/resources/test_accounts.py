@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.operations import OperationFailedError
-from controller.reconcile.reconciler import destroy
+from controller.gcp.answers import OperationFailedError
+from controller.reconcile import destroy
 from controller.resources.accounts import rebind
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION
 from tests.controller.resources.conftest import EmulatedProject

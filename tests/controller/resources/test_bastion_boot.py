@@ -10,10 +10,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from controller.bastion import drive as bastion_drive
+from controller import bastion as bastion_drive
 from controller.core.errors import ConfigError, SlipwayError
-from controller.gcp.errors import ForbiddenError, GoogleError
-from controller.plan.project import bastion_resources
+from controller.gcp.google_errors import ForbiddenError, GoogleError
+from controller.plan.project_steps import bastion_resources
 from controller.resources import bastion_boot
 from controller.resources.accounts import ProjectRoles
 from controller.resources.bastion_vm import Bastion, BastionRoles

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError
-from controller.plan.preview import preview_resources
-from controller.reconcile.reconciler import destroy, reconcile
-from controller.reconcile.resource import NotEnabled
+from controller.plan.build import preview_resources
+from controller.reconcile import NotEnabled, destroy, reconcile
 from controller.resources.services import BillingBudget
 from tests.controller.localcloud.harness import PROJECT, REGION
 from tests.controller.resources.conftest import EmulatedProject

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from conf.schema.infra.cloud import IAP_RANGE
+from conf.schema.cloud import IAP_RANGE
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.firewall_rules import admits
-from controller.reconcile.reconciler import destroy
+from controller.gcp.answers import admits
+from controller.reconcile import destroy
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION
 from tests.controller.resources.conftest import EmulatedProject
 

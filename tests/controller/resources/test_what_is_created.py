@@ -5,10 +5,9 @@ from types import SimpleNamespace
 from typing import cast
 
 from conf.extension import OwnStep
-from controller.inputs.assets import ResolvedAsset
-from controller.plan.own_steps import OwnResource
-from controller.plan.project import bastion_resources
-from controller.reconcile.resource import Resource
+from controller.inputs.resolved_assets import ResolvedAsset
+from controller.plan.project_steps import OwnResource, bastion_resources
+from controller.reconcile import Resource
 from controller.resources.uploads.nearby import fetch_vm
 from tests.composed import config_of
 from tests.controller.gcloud.conftest import desired_resources

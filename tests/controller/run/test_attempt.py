@@ -9,13 +9,13 @@ import pytest
 
 from conf.formats import POD_VARIABLE, attempt_token
 from conf.schema.training.loop import GrpoLoop
-from controller.core.clock import Clock
 from controller.core.errors import ConfigError, LeaseLostError
+from controller.core.this_process import Clock
 from controller.gcp.folder_store import FolderClient
-from controller.lease.lease import LeaseHeldError
-from controller.lease.store import Identity, LeaseRecord, LeaseSnapshot
+from controller.lease import LeaseHeldError
+from controller.lease_store import Identity, LeaseRecord, LeaseSnapshot
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger
-from controller.resources.workers.worker import Watchdog
+from controller.resources.machines import Watchdog
 from controller.run import attempt
 from controller.run.attempt import GRACE_SECONDS, LEAST_SECONDS, AttemptRunner, BudgetDeadline
 from controller.run.drive import RunDriver

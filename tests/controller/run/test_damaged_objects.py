@@ -13,14 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from controller.alerts.alert import Alert, AlertRecord, write_alerts
 from controller.context import Context
 from controller.core.events import Event
-from controller.lease.lease import Lease
+from controller.lease import Lease
 from controller.plan.build import Plan
 from controller.records import recorder as records
-from controller.records.ledger import Launch, Ledger, Result
-from controller.recovery.policy import AttemptOutcome, Incident, Verdict, VerdictKind
+from controller.records.ledger import Alert, AlertRecord, Launch, Ledger, Result, write_alerts
+from controller.recovery.responses import AttemptOutcome, Incident, Verdict, VerdictKind
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import drive, open_run
 from controller.run.launch import PodQueue

@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 
 from controller.core.errors import CloudError, SlipwayError
-from controller.gcp.errors import GoogleError, NotFoundError
-from controller.lease.lease import LeaseHeldError, pod_lease
-from controller.lease.store import Identity, LeaseSnapshot
+from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.lease import LeaseHeldError, pod_lease
+from controller.lease_store import Identity, LeaseSnapshot
 from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
 from controller.records.spending import PodLifetime
-from controller.recovery.policy import AttemptOutcome, Verdict, VerdictKind
 from controller.recovery.recover import RecoveryExecutor
+from controller.recovery.responses import AttemptOutcome, Verdict, VerdictKind
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import RunDriver
 from controller.run.ending import Ending

@@ -8,22 +8,21 @@ from typing import Any, cast
 
 import pytest
 
+from controller import sampler_release as samplers
 from controller.cleanup import teardown
 from controller.context import Context
 from controller.core.errors import OverBudgetError, ProgramFailedError, WrongDevicesError
-from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.gcp.folder_store import FolderClient
-from controller.gcp.retries import ATTEMPTS, OUTAGE_SECONDS, Retries
-from controller.lease.lease import pod_lease
+from controller.gcp.google_errors import ATTEMPTS, OUTAGE_SECONDS, ForbiddenError, GoogleError, Retries
+from controller.lease import pod_lease
 from controller.records import index
 from controller.records.ledger import Result
 from controller.records.spending import Spending
 from controller.records.unfinished import ResultNotRecordedError, kept_file, record_kept_result
-from controller.recovery.policy import Verdict, VerdictKind
+from controller.recovery.responses import Verdict, VerdictKind
 from controller.run import ending
 from controller.run.attempt import AttemptResult, AttemptRunner
-from controller.samplers import ending as samplers
-from controller.sweep import session as pods
+from controller.sweep import sweep_session as pods
 from tests.controller.gcp.test_client import STORM, answering
 from tests.controller.run.test_damaged_objects import NODE, OpenedRun, begin, ended, opened
 from tests.fakes.clock import ManualClock

@@ -12,7 +12,7 @@ from controller.checks.fit import cache_file
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.gcp.prices import HourlyPrice, hourly_price, max_cost
-from controller.reconcile.resource import Absent
+from controller.reconcile import Absent
 from controller.run import preview
 from controller.run.estimate import RunEstimate, describe_estimate, estimate_run, token_flops
 from controller.run.preview import confirm_cost

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from controller.core.clock import Clock
 from controller.core.events import Event
-from controller.gcp.errors import GoogleError
-from controller.recovery.policy import AttemptOutcome, VerdictKind
+from controller.core.this_process import Clock
+from controller.gcp.google_errors import GoogleError
+from controller.recovery.responses import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, SliceSpec, SliceStatus
 from controller.run import follow as module

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from controller.alerts.alert import Alert, read_alerts
 from controller.checks.preflight import preflight
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import SlipwayError
-from controller.inputs.secrets import address_problem
-from controller.records.ledger import Launch, Result
+from controller.core.this_process import InterruptedSleepError
+from controller.inputs.env_inputs import address_problem
+from controller.records.ledger import Alert, Launch, Result, read_alerts
 from controller.run.notifications import ATTEMPTS, AlertWatch, CheckpointWatch, Notifications
 from tests.composed import config_of as compose_config
-from tests.controller.alerts.test_judge import made_ledger, settings
+from tests.controller.test_alerts import made_ledger, settings
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 from tests.fakes.loopback import Loopback

@@ -13,7 +13,7 @@ import pytest
 from controller.cli import main
 from controller.cli.view import View
 from controller.core.events import Event, EventKind
-from controller.core.printable import COLOUR
+from controller.core.text import COLOUR
 from controller.plan.build import Plan, build_plan
 from controller.records.ledger import Result
 from controller.run.text_screen import TextScreen

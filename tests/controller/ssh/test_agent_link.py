@@ -22,14 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import controller.agent
+from controller import here as here
 from controller.agent.__main__ import archive_of, remove_old_agents, unpack
-from controller.agent.formats import dump
+from controller.agent.fs import dump
 from controller.agent.protocol import OBSERVE, STATE, WATCH
-from controller.here import link as here
-from controller.here.link import LocalLink
+from controller.here import LocalLink
 from controller.ssh import agent_link, connection
-from controller.ssh.agent_link import AgentLink, build_bundle
-from controller.ssh.connect import ConnectionParams, WorkerError
+from controller.ssh.agent_link import AgentLink, ConnectionParams, WorkerError, build_bundle
 from controller.ssh.connection import Connection
 
 PACKAGE = Path(controller.agent.__file__).parent
@@ -57,7 +56,7 @@ def test_it_is_unpacked_once_by_whoever_is_first_and_keeps_its_bytecode(tmp_path
     for process in [observe(archive) for _ in range(6)]:
         assert b'"boot_id"' in process.communicate()[0]
     assert {path.name for path in tmp_path.iterdir()} == {archive.name, archive.stem, ".slipway"}  # with the heartbeat
-    assert list(archive.with_suffix("").glob("slipway_agent/__pycache__/main.*.pyc"))
+    assert list(archive.with_suffix("").glob("slipway_agent/__pycache__/dispatch.*.pyc"))
     assert not [path for path in archive.with_suffix("").rglob("*") if path.stat().st_mode & 0o077]
 
 

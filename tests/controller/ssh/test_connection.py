@@ -13,11 +13,11 @@ from urllib.error import HTTPError
 
 import pytest
 
-from conf.schema.infra.cloud import IAP_RANGE
+from conf.schema.cloud import IAP_RANGE
 from controller.cli import main
-from controller.cloud.emulator import Emulator
-from controller.resources.pod.tpu_api.plane import NodeVms
-from controller.ssh import agent_link, iap
+from controller.connect import Emulator
+from controller.resources.pod.tpu_api import NodeVms
+from controller.ssh import agent_link, route
 from controller.ssh.agent_link import build_bundle
 from controller.ssh.fleet import SshTarget, WorkerError, failures
 from controller.ssh.route import PodConnector, admits_ssh, choose_route, find_public_ip
@@ -307,14 +307,14 @@ def test_a_pod_without_external_addresses_runs_a_program(slipway: SlipwayCli) ->
     what_goes_wrong_is_told_apart(cloud)
 
 
-def target(cloud: Emulator, **changed: object) -> iap.IapTarget:
+def target(cloud: Emulator, **changed: object) -> route.IapTarget:
     [node] = cloud.get("state")["node"].values()
     plain = {"project": "slipway-local", "zone": node["name"].split("/")[3], "instance": f"t1v-n-{node['id']}-w-0"}
-    return iap.IapTarget(**{**plain, **changed})  # pyright: ignore[reportArgumentType]
+    return route.IapTarget(**{**plain, **changed})  # pyright: ignore[reportArgumentType]
 
 
 def what_goes_wrong_is_told_apart(cloud: Emulator) -> None:
-    tunnel = iap.connect(target(cloud), lambda: cloud.token, 10, cloud.iap)
+    tunnel = route.open_tunnel(target(cloud), lambda: cloud.token, 10, cloud.iap)
     tunnel.settimeout(10)
     assert tunnel.recv(4) == b"SSH-"
     assert tunnel.recv(1000).startswith(b"2.0-")
@@ -326,14 +326,14 @@ def what_goes_wrong_is_told_apart(cloud: Emulator) -> None:
     with pytest.raises(BrokenPipeError):
         tunnel.send(b"x")
     with pytest.raises(PermissionError, match="401"):
-        iap.connect(target(cloud), lambda: "wrong", 10, cloud.iap)
+        route.open_tunnel(target(cloud), lambda: "wrong", 10, cloud.iap)
     for changed, words in [
         ({"instance": "t1v-n-1-w-0"}, "cannot find the VM"),
         ({"zone": "us-east1-c"}, "cannot find the VM"),
         ({"port": 80}, "does a firewall rule allow"),
     ]:
         with pytest.raises(ConnectionRefusedError, match=words):
-            iap.connect(target(cloud, **changed), lambda: cloud.token, 10, cloud.iap)
+            route.open_tunnel(target(cloud, **changed), lambda: cloud.token, 10, cloud.iap)
 
 
 @pytest.mark.e2e
@@ -341,6 +341,6 @@ def test_a_host_that_is_no_proxy_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"ws://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(TimeoutError):
-            iap.connect(iap.IapTarget("p", "z", "i"), lambda: "t", 0.2, where)
+            route.open_tunnel(route.IapTarget("p", "z", "i"), lambda: "t", 0.2, where)
     with pytest.raises(OSError, match="refused"):
-        iap.connect(iap.IapTarget("p", "z", "i"), lambda: "t", 5, where)
+        route.open_tunnel(route.IapTarget("p", "z", "i"), lambda: "t", 5, where)

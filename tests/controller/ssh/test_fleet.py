@@ -13,8 +13,8 @@ from typing import Any
 import asyncssh
 import pytest
 
-from controller.core.clock import InterruptedSleepError
-from controller.resources.pod.tpu_api.plane import NodeVms
+from controller.core.this_process import InterruptedSleepError
+from controller.resources.pod.tpu_api import NodeVms
 from controller.ssh.fleet import FENCED_COMMANDS, Fleet, Fleets, SshTarget, WorkerError, failures
 from controller.ssh.login import private_key
 from tests.controller.ssh.sshserver import SshPod

@@ -16,14 +16,13 @@ from typing import Any, cast
 import asyncssh
 import pytest
 
-from controller.core.clock import Clock
 from controller.core.errors import ConfigError
-from controller.gcp.errors import ConflictError, NotFoundError
-from controller.resources.pod.tpu_api.plane import NodeVms
+from controller.core.this_process import Clock
+from controller.gcp.google_errors import ConflictError, NotFoundError
+from controller.resources.pod.tpu_api import NodeVms
+from controller.ssh.connection import PortForward
 from controller.ssh.fleet import Fleet, WorkerError
-from controller.ssh.host_keys import HostKeys
-from controller.ssh.login import Login, private_key, public_key_line
-from controller.ssh.sessions import PortForward
+from controller.ssh.login import HostKeys, Login, private_key, public_key_line
 from tests.controller.agent.conftest import wait_for
 from tests.controller.ssh.sshserver import SshPod
 

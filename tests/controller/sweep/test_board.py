@@ -16,9 +16,9 @@ from rich.console import Console
 
 from controller.cli import main
 from controller.cli.verbs import sweeps
-from controller.core.clock import Clock
 from controller.core.events import Event
-from controller.lease.store import process_id
+from controller.core.this_process import Clock
+from controller.lease_store import process_id
 from controller.records import index
 from controller.records.ledger import Result
 from controller.sweep.board import (

@@ -9,17 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from conf.schema.run.sweep import Search, Sweep
+from conf.schema.run_sections import Search, Sweep
 from controller.config.compose import compose, compose_variants
 from controller.core.errors import ConfigError
 from controller.core.events import Event
 from controller.records.ledger import Result
 from controller.run.options import RunOptions
-from controller.sweep import pool
-from controller.sweep.definition import JobBuilder, SweepJob, define_sweep
+from controller.sweep import pod_pool
+from controller.sweep.definition import JobBuilder, SearchSource, SweepJob, define_sweep
 from controller.sweep.grid import apply_launcher, expand_grid, split_overrides
-from controller.sweep.search import SearchSource
-from controller.sweep.session import SweepSession
+from controller.sweep.sweep_session import SweepSession
 
 HERE = Path(__file__).parent
 GRID = ["+experiment=quickstart", "run.seed=0,1"]
@@ -141,29 +140,29 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(question)
         return len(found) != 2
 
-    monkeypatch.setattr(pool, "confirm", confirm)
+    monkeypatch.setattr(pod_pool, "confirm", confirm)
     return found
 
 
 def test_runs_that_are_known_not_to_finish_are_confirmed_once(asked: list[str]) -> None:
     with pytest.raises(ConfigError, match="nothing was created; pass --yes to skip the prompt"):
-        pool.confirm_cost(session(CAUTION, CAUTION, None), RunOptions())
+        pod_pool.confirm_cost(session(CAUTION, CAUTION, None), RunOptions())
     assert asked == [f"{CAUTION}. Start such runs all the same?", "Start 3 runs?"]
 
 
 def test_each_reason_is_a_question_and_no_ends_it(asked: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"program\.caution: it forgets; nothing was created"):
-        pool.confirm_cost(session(CAUTION, "it forgets"), RunOptions())
+        pod_pool.confirm_cost(session(CAUTION, "it forgets"), RunOptions())
     assert len(asked) == 2
 
 
 @pytest.mark.parametrize("without", [{"stand_in": True}, {"finished": ("r0",)}])
 def test_stand_ins_and_finished_runs_need_no_caution(asked: list[str], without: dict[str, Any]) -> None:
-    pool.confirm_cost(session(CAUTION, None, **without), RunOptions())
+    pod_pool.confirm_cost(session(CAUTION, None, **without), RunOptions())
     assert [question[:5] for question in asked] == ["Start"]
     with pytest.raises(ConfigError, match=r"program\.caution: .*pass --yes to start such runs"):
-        pool.confirm_cost(session(CAUTION), RunOptions(json=True))  # which cannot ask
-    pool.confirm_cost(session(CAUTION), RunOptions(json=True, yes=True))
+        pod_pool.confirm_cost(session(CAUTION), RunOptions(json=True))  # which cannot ask
+    pod_pool.confirm_cost(session(CAUTION), RunOptions(json=True, yes=True))
 
 
 SEARCH_WORDS = ["+experiment=quickstart", "optimizer.lr=tag(log,interval(1e-6,1e-1))"]

@@ -12,8 +12,8 @@ from typing import Any
 import httplib2
 import pytest
 
-from controller.core.clock import Clock
-from controller.core.formats import FormatError
+from controller.core.json_documents import FormatError
+from controller.core.this_process import Clock
 from controller.witness.drill import TimeLimit, ended_in_order, shielded
 from controller.witness.recording import RecordedConnection, Recording, RequestLine, Stage, guest_attributes
 from controller.witness.stand_ins import StandIns

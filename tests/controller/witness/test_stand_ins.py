@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
-from controller.core.clock import Clock
-from controller.gcp.names import LABEL
-from controller.resources.pod.data_disk import startup_script, switch_part
+from controller.core.this_process import Clock
+from controller.gcp.answers import LABEL
+from controller.resources.pod.provisioner import startup_script, switch_part
 from controller.witness.recording import RecordedConnection, Recording
 from controller.witness.stand_ins import StandIns, omit_others
 from tests.controller.witness.test_recording import Wire

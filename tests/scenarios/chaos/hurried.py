@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from controller.cli import main
-from controller.core.clock import Clock
+from controller.core.this_process import Clock
 from controller.ssh import agent_link
 
 SPEEDUP = 20.0
@@ -50,8 +50,8 @@ def use_fast_clock(jump: int) -> Iterator[None]:
         return content.replace(b"HEARTBEAT_SECONDS = 5.0", b"HEARTBEAT_SECONDS = 0.5")
 
     with (
-        mock.patch("controller.cloud.connect.Clock", partial(FastClock, jump)),
-        mock.patch("controller.cloud.connect.LOCAL_POLL_SECONDS", 0.5),
+        mock.patch("controller.connect.Clock", partial(FastClock, jump)),
+        mock.patch("controller.connect.LOCAL_POLL_SECONDS", 0.5),
         mock.patch("controller.resources.pod.search.ALONE_POLLS", 1),
         mock.patch("controller.resources.pod.search.FIRST_PROGRESS_SECONDS", 1.0),
         mock.patch("controller.run.follow.STRAGGLER_SECONDS", 0.3),

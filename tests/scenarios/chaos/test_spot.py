@@ -19,19 +19,19 @@ from unittest import mock
 
 from controller.config.compose import compose
 from controller.context import Context
-from controller.core.clock import iso_timestamp
 from controller.core.events import Event, Events
-from controller.gcp.errors import ConflictError, NotFoundError
+from controller.core.this_process import iso_timestamp
+from controller.gcp.google_errors import ConflictError, NotFoundError
 from controller.plan.build import Plan, build_plan
-from controller.reconcile.resource import Absent, Diff, ObservedResources
+from controller.reconcile import Absent, Diff, ObservedResources
 from controller.records.ledger import Ledger
 from controller.recovery.diagnosis import diagnose
-from controller.recovery.policy import AttemptOutcome, Observation, WorkerStatus
+from controller.recovery.responses import AttemptOutcome, Observation, WorkerStatus
 from controller.resources.pod.node import Node
-from controller.resources.workers.software import Venv
+from controller.resources.software import Venv
 from controller.run import attempt, drive
 from controller.run.options import RunOptions
-from controller.ssh.connect import WorkerError
+from controller.ssh.agent_link import WorkerError
 from controller.ssh.fleet import WorkersFailedError
 from tests.fakes.clock import NEVER, ManualClock
 

@@ -17,7 +17,7 @@ from controller.cli import main
 from controller.config.compose import config_groups
 from controller.inputs.code import UnfetchedSnapshot
 from controller.plan.build import Plan, build_plan
-from controller.reconcile.reconciler import topological_order
+from controller.reconcile import topological_order
 from tests.conftest import deep
 
 EXPERIMENTS = {

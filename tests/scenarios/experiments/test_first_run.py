@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controller.localcloud.store import Store
-from controller.plan.permissions import CHANGE
+from controller.plan.needed_permissions import CHANGE
 from tests.docs.commands import session_of
 from tests.docs.reader import Reader, reader
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.training.puzzle import Trm
+from conf.schema.training.loop_parts import Trm
 from controller.checks.fit import estimate_num_params
 from controller.checks.preflight import preflight
 from controller.cli import main
 from controller.config.compose import compose
-from controller.inputs.assets import resolve_assets
+from controller.inputs.resolved_assets import resolve_assets
 from trainer.puzzles.__main__ import main as build_puzzles
 from trainer.puzzles.dataset import PuzzleDataset
 

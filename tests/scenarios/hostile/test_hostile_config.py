@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.schema.config import validate
 from conf.schema.training.run_yaml import load
-from conf.schema.validation import validate
 from controller.checks import machine
 from controller.checks.preflight import preflight
 from controller.config.compose import compose_raw
-from controller.config.run_yaml import PLACEHOLDER
+from controller.config.pod_facts import PLACEHOLDER
 from controller.core.errors import ConfigError
-from controller.inputs import assets, modules
 from controller.inputs import code as snapshots
+from controller.inputs import modules, resolved_assets
 from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.plan.build import Plan, build_plan
 from tests.hostile import INJECTIONS, hostile_strings, string_fields, with_value
@@ -195,7 +195,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         # A path of an asset and a folder of modules may be any of this machine's, and a repository anywhere.
         really = modules.python_files
         patch.setattr(modules, "python_files", lambda root: really(root) if root.parent == folder else iter(()))
-        patch.setattr(assets, "local_files", lambda path, hashes: (assets.AssetFile("f", path, SHA),))
+        patch.setattr(resolved_assets, "local_files", lambda path, hashes: (resolved_assets.AssetFile("f", path, SHA),))
         patch.setattr(machine, "_measure_folder", lambda *_: (0, 0, True))
         patch.setattr(snapshots, "checkout", lambda *_: folder)
         configs = {name: compose_raw(words) for name, words in BASES.items()}

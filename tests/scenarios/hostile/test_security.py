@@ -14,10 +14,10 @@ import psutil
 import pytest
 import yaml
 
-from conf.schema.infra.topology import YamlLoader
+from conf.schema.topology import YamlLoader
 from controller.cli import main
-from controller.cloud.connect import _state_folder
 from controller.config.compose import compose
+from controller.connect import _state_folder
 from controller.core.errors import ConfigError
 from controller.localcloud import lifecycle
 from tests.controller.conftest import SlipwayCli
@@ -27,9 +27,9 @@ from tests.paths import ROOT
 PACKAGES = ("conf", "controller", "hydra_plugins", "trainer")
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash", "cmd"}
 SPEAK_SHELL = {
-    "controller/here/link.py": "what a worker's shell gets over SSH",
+    "controller/here.py": "what a worker's shell gets over SSH",
     "controller/inputs/own_program.py": "a constant with the folder and the program as its arguments",
-    "controller/agent/commands/tidy.py": "as root, a constant with the path as $0",
+    "controller/agent/commands/observe.py": "as root, a constant with the path as $0",
     "controller/ssh/worker_connection.py": "the ProxyCommand of the user's own ~/.ssh/config, as ssh does",
     "trainer/evaluation/programs.py": "a constant with the limits and the command as its arguments",
     "controller/localcloud/vms/sessions.py": "as sshd gives what a client sends to the shell of the user",

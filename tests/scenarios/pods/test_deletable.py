@@ -2,8 +2,8 @@
 
 The table has rows for every kind of resource, and for each later step of a run. A kind without a row fails
 `test_every_kind_of_resource_has_a_row`. Each request is refused in one of three ways, in turns: one place makes errors
-of them (`controller/gcp/errors.py`). Commands and objects, which fail on a pod that is there, do so in one life, one
-after the other, on a new pod each time.
+of them (`controller/gcp/google_errors.py`). Commands and objects, which fail on a pod that is there, do so in one life,
+one after the other, on a new pod each time.
 """
 
 import re
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from controller.agent.protocol import Command
-from controller.gcp import retries
-from controller.reconcile.resource import Resource
+from controller.gcp import google_errors
+from controller.reconcile import Resource
 from controller.run import standby
-from controller.ssh.connect import WorkerError
+from controller.ssh.agent_link import WorkerError
 from controller.ssh.fleet import Fleet
 from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
@@ -187,9 +187,9 @@ def nothing_is_billed(slipway: SlipwayCli) -> bool:
 
 def inject(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make the step fail from now on, without pauses between retries; the list fills with the commands refused."""
-    monkeypatch.setattr(retries, "_backoff_seconds", lambda state: 0.0)
-    monkeypatch.setattr(retries, "OUTAGE_SECONDS", 1.0)
-    monkeypatch.setattr(retries, "OUTAGE_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(google_errors, "_backoff_seconds", lambda state: 0.0)
+    monkeypatch.setattr(google_errors, "OUTAGE_SECONDS", 1.0)
+    monkeypatch.setattr(google_errors, "OUTAGE_PAUSE_SECONDS", 0.1)
     struck: list[str] = []
     if row.status is not None:
         spec = refused(row.what, row.status)

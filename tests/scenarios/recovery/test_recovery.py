@@ -13,8 +13,8 @@ import pytest
 
 from controller.checks.fit import cache_file
 from controller.cli import main
-from controller.core import formats
-from controller.resources.workers import devices
+from controller.core import json_documents
+from controller.resources import devices
 from tests.controller.cli.verbs.test_up import TWO_WORKERS
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import PLANES, Plane
@@ -181,7 +181,7 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli)
     file = cache_file(main.parse(["plan", *RUN, *slipway.base_overrides, "tpu=v5litepod_8"]).options.config()[0])
     file.parent.mkdir(parents=True)
     fix = {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}
-    file.write_text(formats.dump({"programs": [], "fix": fix}))
+    file.write_text(json_documents.dump({"programs": [], "fix": fix}))
     code, _, err = slipway("up", *RUN, "tpu=v5litepod_8", keeps_notifications(slipway))
     assert code == 5
     assert notified(slipway) == ["failure"]

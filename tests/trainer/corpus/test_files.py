@@ -24,9 +24,8 @@ from gcsfs import GCSFileSystem
 from jax.sharding import NamedSharding, PartitionSpec
 from pyarrow import parquet
 
-from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, TextData
+from conf.schema.training.data import CustomDocuments, CustomQuestions, Gsm8kData, JsonlData, ParquetData, TextData
 from conf.schema.training.model import Model
-from conf.schema.training.prompts import CustomQuestions, Gsm8kData
 from conf.schema.training.run_yaml import RunFile
 from conf.schema.training.settings import CheckpointSettings
 from tests.controller.localcloud.conftest import cloud as cloud

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from conf.schema.training.data import ArithmeticData, Gsm8kData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import ArithmeticData, Gsm8kData
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from tests.paths import SHARED

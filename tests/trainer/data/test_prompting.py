@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from conf.schema.training.prompts import ArithmeticData, Gsm8kData, Prompt
+from conf.schema.training.data import ArithmeticData, Gsm8kData, Prompt
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, load_group
 from tests.paths import ROOT

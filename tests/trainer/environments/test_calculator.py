@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from conf.schema.training.prompts import ArithmeticData
+from conf.schema.training.data import ArithmeticData
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.data.test_prompting import file as file

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.sampling import Environment
 from controller.checks.preflight import preflight
 from controller.config.compose import compose
 from tests.groups import load_group

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from conf.schema.training.data import ArithmeticData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import ArithmeticData
 from tests.groups import load_group
 from trainer.data.questions import QuestionSet
 from trainer.distributed import runtime

@@ -14,7 +14,7 @@ import jax
 import pytest
 import yaml
 
-from conf.schema.infra.topology import find_topology
+from conf.schema.topology import find_topology
 from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema.infra.topology import find_topology
+from conf.schema.topology import find_topology
 from trainer.fit import work
 from trainer.fit.schedule import Instruction, Module, calls, find_transfer, group_size, num_bytes, parse, trip_count
 from trainer.fit.step_time import Rates, StepTime, device_rates, step_time

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jax.experimental import topologies as of_jax
 
-from conf.schema.infra.topology import find_topology
+from conf.schema.topology import find_topology
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.bench.forecast import rows as bench
 from trainer.fit import memory, slices

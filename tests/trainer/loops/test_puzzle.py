@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from conf.schema.base import UnevenError
+from conf.schema.training.loop_parts import PuzzleLoop, Trm
 from conf.schema.training.optimizer import Optimizer
-from conf.schema.training.puzzle import PuzzleLoop, Trm
 from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from tests.paths import ROOT

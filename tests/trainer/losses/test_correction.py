@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from conf.schema.training.sampling import RolloutCorrection
+from conf.schema.training.loop_parts import RolloutCorrection
 from tests.trainer.losses.test_references import ENTROPY, GIVEN, NOW, batch, check_against, loop
 from trainer.losses import grpo
 from trainer.losses.grpo import correct

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conf.schema.training.puzzle import PuzzleLoop, Trm
+from conf.schema.training.loop_parts import PuzzleLoop, Trm
 from tests.conftest import deep
 from tests.groups import load_group
 from tests.paths import ROOT

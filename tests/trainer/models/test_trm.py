@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from conf.schema.training.puzzle import Trm
+from conf.schema.training.loop_parts import Trm
 from tests.groups import load_group
 from trainer.models import trm, weights
 

@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from conf.hugging_face.config_json import model_from_config
+from conf.config_json import model_from_config
 from conf.schema.training.model import Model, family_switches
 from tests.trainer.models.reference_models import FIXTURES, VARIANTS, described, params_of
 from trainer import convert

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from conf.schema.training.data import ArithmeticData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import ArithmeticData
 from conf.schema.training.run_yaml import RunFile
 from tests.conftest import deep
 from tests.golden import golden

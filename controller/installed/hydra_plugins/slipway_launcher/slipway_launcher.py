@@ -1,7 +1,7 @@
 """Hydra launcher `hydra/launcher=slipway`: each job of a multirun is a run of Slipway on a Cloud TPU pod.
 
 Hydra imports every plugin whenever it starts, so this module imports nothing of Slipway. A process of its own drives
-the jobs, `controller.multirun`: the app may have packages that are called `conf`, `controller` or `trainer` too.
+the jobs, `controller.multirun.jobs`: the app may have packages that are called `conf`, `controller` or `trainer` too.
 """
 
 import atexit
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _PLACE = Path(__file__).resolve().parents[2]
 ROOT = _PLACE / "slipway" / "packages" if (_PLACE / "slipway" / "packages").is_dir() else _PLACE.parents[1]
 """Folder of Slipway's packages: in site-packages, or the clone of an editable installation."""
-MODULE = "controller.multirun"
+MODULE = "controller.multirun.jobs"
 START = f"import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('{MODULE}', None, '__main__', True)"
 """`python -m` in a process that finds Slipway's packages first, whatever the app's folder holds."""
 DETACH_SECONDS = 30.0

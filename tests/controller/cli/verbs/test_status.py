@@ -13,16 +13,15 @@ import pytest
 from controller.agent.protocol import Fingerprints
 from controller.cli import main
 from controller.cli.verbs import status
+from controller.cli.verbs.on_workers import data_cells
 from controller.cli.verbs.up import _wrapped, format_permissions, format_plan
-from controller.cli.verbs.verify import data_cells
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.gcp.credentials import NO_CREDENTIALS
 from controller.gcp.prices import hourly_price
-from controller.plan.build import Plan, build_plan
-from controller.plan.permissions import permissions_of_plan
-from controller.plan.preview import ResourcePreview
-from controller.reconcile.resource import Absent, Change, Diff, NotEnabled, Unknown
+from controller.plan.build import Plan, ResourcePreview, build_plan
+from controller.plan.needed_permissions import permissions_of_plan
+from controller.reconcile import Absent, Change, Diff, NotEnabled, Unknown
 from controller.records import index
 from controller.records.restore import MissingInputsError
 from controller.resources.pod.provisioner import Place, ProvisionerName

@@ -11,7 +11,7 @@ import pytest
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.vms.image import first_chip, install_chips
 from controller.localcloud.vms.sessions import MAX_SESSIONS, authorized_keys, is_dropped
-from controller.resources.pod.data_disk import mount_part
+from controller.resources.pod.provisioner import mount_part
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, wait_for
 
 

@@ -15,14 +15,13 @@ from urllib.error import HTTPError
 import pytest
 
 from controller.context import Context
-from controller.core.clock import InterruptedSleepError
-from controller.gcp.timestamps import parse_timestamp
-from controller.resources.pod.data_disk import mount_part, startup_script, switch_part
+from controller.core.this_process import InterruptedSleepError
+from controller.gcp.answers import parse_timestamp
+from controller.resources.pod import tpu_nodes
 from controller.resources.pod.dead_mans_switch import delete_pod, last_sign, watch
 from controller.resources.pod.planes import waits_in_queue
-from controller.resources.pod.provisioner import Place, SliceSpec
-from controller.resources.pod.slices import Slices
-from controller.resources.pod.tpu_api import nodes
+from controller.resources.pod.provisioner import Place, SliceSpec, mount_part, startup_script, switch_part
+from controller.resources.pod.slice_requests import Slices
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 
@@ -49,17 +48,17 @@ def context(tmp_path: Path) -> Context:
     ],
 )
 def test_the_other_tiers(context: Context, capacity: str, fields: dict[str, Any]) -> None:
-    sent = nodes.request_body(context, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
+    sent = tpu_nodes.request_body(context, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
     assert {k: v for k, v in sent.items() if k != "tpu"} == fields
 
 
 def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(context: Context) -> None:
-    sent = nodes.node_body(context, "n1", replace(SPEC, data_disk_gb=100), PLACE)
+    sent = tpu_nodes.node_body(context, "n1", replace(SPEC, data_disk_gb=100), PLACE)
     assert sent["dataDisks"] == [{"sourceDisk": "projects/p1/zones/us-central2-b/disks/n1-data", "mode": "READ_WRITE"}]
     script = sent["metadata"]["startup-script"]
     assert str(100 * 2**30) in script
     assert script.index("blkid") < script.index("mkfs") < script.index("mount")
-    assert "startup-script" not in nodes.node_body(context, "n1", SPEC, PLACE)["metadata"]
+    assert "startup-script" not in tpu_nodes.node_body(context, "n1", SPEC, PLACE)["metadata"]
 
 
 def test_a_pod_starts_its_dead_mans_switch_unless_that_is_off(context: Context) -> None:
@@ -67,9 +66,9 @@ def test_a_pod_starts_its_dead_mans_switch_unless_that_is_off(context: Context) 
     where = "https://tpu.googleapis.com/v2/projects/p1/locations/us-central2-b"
     switch = f"7200 '{where}/queuedResources/n1?force=true' {where}/nodes/n1 <"
     for body, mounts in (
-        (nodes.node_body(context, "n1", limited, PLACE), False),
-        (nodes.request_body(context, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"], False),
-        (nodes.node_body(context, "n1", replace(limited, data_disk_gb=100), PLACE), True),
+        (tpu_nodes.node_body(context, "n1", limited, PLACE), False),
+        (tpu_nodes.request_body(context, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"], False),
+        (tpu_nodes.node_body(context, "n1", replace(limited, data_disk_gb=100), PLACE), True),
     ):
         assert switch in body["metadata"]["startup-script"]
         assert ("lsblk" in body["metadata"]["startup-script"]) == mounts
@@ -116,14 +115,14 @@ def test_a_request_and_its_node_are_one_thing(
     state: str, of_node: str | None, later: float, seen: str, pending: bool
 ) -> None:
     answer = None if of_node is None else {**NODE, "state": of_node}
-    found = nodes.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
+    found = tpu_nodes.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
     assert (found.state, found.pending) == (seen, pending)
     assert found.place.zone == "us-central2-b"
     assert waits_in_queue(found.place)
 
 
 def test_what_a_waiting_request_wants_is_known_from_it() -> None:
-    found = nodes.parse_request({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
+    found = tpu_nodes.parse_request({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
     assert (found.spec.accelerator_type, found.place.capacity) == ("v4-8", "spot")
     assert found.labels == (("managed-by", "slipway"),)
     assert found.uid == ""
@@ -143,7 +142,7 @@ def test_a_repair_that_google_reports_lets_host_keys_change(
     answer: dict[str, Any], repaired: list[str], tmp_path: Path
 ) -> None:
     told: list[str] = []
-    status = nodes.parse_node({**NODE, "id": "7", **answer})
+    status = tpu_nodes.parse_node({**NODE, "id": "7", **answer})
     api = SimpleNamespace(observe=lambda context, name, zone: status)
     context = SimpleNamespace(fleets=SimpleNamespace(expect_new_host_keys=told.append), state_dir=tmp_path)
     slices = Slices("q", ["us-central2-b"], {"node": cast(Any, api)})

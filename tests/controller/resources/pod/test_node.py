@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.reconcile.resource import Absent, Diff, Pending
+from controller.core.this_process import InterruptedSleepError
+from controller.reconcile import Absent, Diff, Pending
+from controller.resources.pod import tpu_nodes
 from controller.resources.pod.provisioner import NOT_OBSERVED, PodStatus, SliceStatus
-from controller.resources.pod.tpu_api import nodes
-from controller.resources.pod.tpu_api.nodes import parse_node
+from controller.resources.pod.tpu_nodes import parse_node
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import (
@@ -110,7 +110,9 @@ def test_a_pod_that_is_not_what_was_requested_is_not_made_again(
     project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = pod(project, "tpu.provisioner=node")
-    monkeypatch.setattr(nodes, "parse_node", lambda found, *way: parse_node(found | {"runtimeVersion": "other"}, *way))
+    monkeypatch.setattr(
+        tpu_nodes, "parse_node", lambda found, *way: parse_node(found | {"runtimeVersion": "other"}, *way)
+    )
     with pytest.raises(CloudError, match=r"other settings than requested \(runtime_version: other -> .*slipway down"):
         made.up()
     assert len(made.creation_requests()) == 1

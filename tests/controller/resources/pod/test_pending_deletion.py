@@ -9,14 +9,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from controller.core.clock import iso_timestamp
-from controller.gcp.errors import GoogleError, NotFoundError
-from controller.lease.store import BucketLeaseStore, Identity
-from controller.reconcile.resource import Absent
+from controller.core.this_process import iso_timestamp
+from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.lease_store import BucketLeaseStore, Identity
+from controller.reconcile import Absent
 from controller.records.unfinished import retry_deletions
-from controller.resources.pod.pending_deletion import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
+from controller.resources.pod import tpu_nodes
 from controller.resources.pod.provisioner import NOT_OBSERVED, claim_name
-from controller.resources.pod.tpu_api import nodes
+from controller.resources.pod.refusals import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import TWO_ZONES, A, B, Pod, pod
@@ -28,7 +28,7 @@ STILL = "Google still does not delete it; the next verb tries again"
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch, project: EmulatedProject) -> None:
-    monkeypatch.setattr(nodes, "PROVISIONING_SECONDS", 0.0)
+    monkeypatch.setattr(tpu_nodes, "PROVISIONING_SECONDS", 0.0)
     project.context.bucket = f"{project.tag}-bucket"
 
 
@@ -151,7 +151,7 @@ def test_the_pod_in_use_is_found_although_an_abandoned_request_became_one_too(pr
     used = made.up()
     assert used.place.zone == B
     project.cloud.call_ok("DELETE", "emulator/faults")
-    queue = nodes.QueuedProvisioner(1.0)
+    queue = tpu_nodes.QueuedProvisioner(1.0)
     first = made.node.name
     wait_for(lambda: getattr(queue.observe(project.context, first, A), "state", "") == "READY", "the pod in zone A")
     assert made.observe().status.uid == used.status.uid
@@ -227,13 +227,13 @@ def test_a_request_that_vanishes_after_google_refused_to_delete_it_is_deleted(
 ) -> None:
     made = pod(project)
     answers = [None, replace(NOT_OBSERVED, state="PROVISIONING")]
-    queue = nodes.QueuedProvisioner(1.0)
+    queue = tpu_nodes.QueuedProvisioner(1.0)
 
     def refused(self: object, *_: object) -> bool:
         raise GoogleError("queuedResources.delete", 400, "FAILED_PRECONDITION", "it is being provisioned")
 
-    monkeypatch.setattr(nodes.QueuedProvisioner, "observe", lambda *_: answers.pop())
-    monkeypatch.setattr(nodes.QueuedProvisioner, "_delete", refused)
+    monkeypatch.setattr(tpu_nodes.QueuedProvisioner, "observe", lambda *_: answers.pop())
+    monkeypatch.setattr(tpu_nodes.QueuedProvisioner, "_delete", refused)
     queue.delete(project.context, made.node.name, A)
     assert answers == []
     assert objects(project) == []

@@ -7,16 +7,16 @@ from typing import Any, cast
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import Topology
+from conf.schema.topology import Topology
 from controller.checks.preflight import preflight, probe_cloud
 from controller.cleanup.orphans import billed_items
 from controller.context import Context, SurplusSlice
 from controller.core.errors import CloudError
 from controller.core.finding import Issue
-from controller.gcp.names import LABEL
-from controller.plan.permissions import permissions_of_plan
-from controller.plan.project import bastion_resources
-from controller.reconcile.resource import Absent, Pending
+from controller.gcp.answers import LABEL
+from controller.plan.needed_permissions import permissions_of_plan
+from controller.plan.project_steps import bastion_resources
+from controller.reconcile import Absent, Pending
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.node import describe
@@ -24,7 +24,7 @@ from controller.resources.pod.plane import PlaneMethods
 from controller.resources.pod.planes import PLANES, plane_of
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.resources.pod.refusals import PlaneAdvice
-from controller.resources.pod.slices import Slices
+from controller.resources.pod.slice_requests import Slices
 from tests.composed import config_of
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
@@ -174,7 +174,7 @@ def test_a_request_of_another_tier_that_a_killed_search_left_is_not_the_pod(
     If its tier shows only once it is READY, it is replaced then.
     """
     if not is_known:
-        monkeypatch.setattr("controller.resources.pod.slices.REQUESTED_FIELDS", frozenset())
+        monkeypatch.setattr("controller.resources.pod.slice_requests.REQUESTED_FIELDS", frozenset())
     before = pod(project, *AUTO, *GROUP, "tpu.capacity=on_demand")
     made = pod(project, *AUTO, *GROUP)
     other = next(name for name in PLANES if name != held)

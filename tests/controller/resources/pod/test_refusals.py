@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controller.context import Context
-from controller.gcp.errors import GoogleError
+from controller.gcp.google_errors import GoogleError
 from controller.resources.pod import capacity_log, search
 from controller.resources.pod.capacity_log import CapacityEntry, fetch_entries, load_entries, recent_places_first
 from controller.resources.pod.planes import PLANES

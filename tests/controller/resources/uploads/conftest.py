@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from controller.agent.commands.asset import failure, fetch_asset
-from controller.agent.commands.build import build_asset
-from controller.agent.formats import dump
-from controller.agent.fs import AgentError
+from controller.agent.commands.asset import build_asset, failure, fetch_asset
+from controller.agent.fs import AgentError, dump
 from controller.context import Context
-from controller.core.clock import Clock
-from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.core.this_process import Clock
 from controller.gcp.folder_store import FolderClient
-from controller.inputs.assets import AssetFile, ResolvedAsset
-from controller.inputs.secrets import Vault
-from controller.reconcile.resource import Absent
+from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.inputs.env_inputs import Vault
+from controller.inputs.resolved_assets import AssetFile, ResolvedAsset
+from controller.reconcile import Absent
 from controller.resources.accounts import ServiceAccount
 from controller.resources.uploads.errands import NearbyFiles, NearbySource
 from controller.resources.uploads.nearby import FetchVm, NearbyAsset

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError
-from controller.inputs.assets import BuildRecipe, ResolvedAsset
 from controller.inputs.code import CodeSnapshot
-from controller.inputs.secrets import Vault
+from controller.inputs.env_inputs import Vault
+from controller.inputs.resolved_assets import BuildRecipe, ResolvedAsset
 from controller.localcloud.hub import HubServer
 from controller.plan.build import build_plan
-from controller.reconcile.reconciler import reconcile
+from controller.reconcile import reconcile
 from controller.resources.uploads import fetch_boot, nearby
 from controller.resources.uploads.archives import CodeArchive
 from controller.resources.uploads.errands import NearbyBuild, NearbyFiles, VmVenv

@@ -13,14 +13,13 @@ import pytest
 from controller.agent.commands import asset as agent
 from controller.cleanup.orphans import billed_items
 from controller.cleanup.teardown import plan_teardown
-from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError
-from controller.gcp.errors import ForbiddenError, GoogleError
+from controller.core.this_process import InterruptedSleepError
+from controller.gcp.google_errors import ForbiddenError, GoogleError
 from controller.inputs.code import UnfetchedSnapshot
 from controller.localcloud.hub import HubFault, HubServer
 from controller.plan.build import Plan, build_plan
-from controller.reconcile.reconciler import reconcile
-from controller.reconcile.resource import Absent
+from controller.reconcile import Absent, reconcile
 from controller.records.ledger import Ledger
 from controller.resources.uploads import nearby as module
 from controller.resources.uploads.errands import NearbySource

@@ -1,0 +1,297 @@
+"""Read Hugging Face's config.json into our model config: completely, defaults of its class included, or not at all."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from conf.hugging_face_fields import FIELDS, ROPE_FIELDS
+from conf.schema.training.model import Model, family_switches
+
+FAMILIES = {
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "llama": "llama3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gpt2": "gpt2",
+}
+"""Maps model_type of config.json to our family."""
+ARCHITECTURES = {
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Model"),
+    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
+    "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3Model"),
+    "llama": ("LlamaForCausalLM", "LlamaModel"),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
+}
+"""Classes whose weights are a decoder's."""
+LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
+THEIR_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "mlp_dim": "intermediate_size",
+    "max_seq_len": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "attn_logit_softcap": "attn_logit_softcapping",
+    "final_logit_softcap": "final_logit_softcapping",
+}
+GPT2_NAMES = {
+    "num_layers": "n_layer", "dim": "n_embd", "num_heads": "n_head", "num_kv_heads": "n_head", "mlp_dim": "n_inner",
+    "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
+}  # fmt: skip
+
+
+class UnknownArchitectureError(ValueError):
+    """config.json describes a model that the decoder does not support."""
+
+
+def model_from_config(config: Any, **compute: Any) -> Model:
+    """Return our model config for a config.json, as transformers 4 or 5 writes it.
+
+    compute: keys of `Model` that set how it is computed; the others come from config.json and the family.
+
+    Raises:
+        UnknownArchitectureError: config.json contains something that `Model` cannot express, or that is unknown.
+    """
+    if not isinstance(config, Mapping):
+        raise UnknownArchitectureError("config.json: it is no mapping")
+    kind = _kind(config)
+    fields = _fields(config, kind)
+    if kind == "gemma3":
+        tied = fields["tie_word_embeddings"]
+        given = fields["text_config"] or {}
+        kind = "gemma3_text"
+        fields = _fields(given, kind, "text_config.")
+        if fields["tie_word_embeddings"] != tied:
+            raise _unsupported("tie_word_embeddings", tied, "text_config has another value")
+        if (cap := fields["final_logit_softcapping"]) is not None:
+            raise _unsupported("text_config.final_logit_softcapping", cap, "transformers does not apply it with images")
+    else:
+        given = config
+    try:
+        described = _gpt2_model(fields) if kind == "gpt2" else _rotary_model(fields, given, kind)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, UnknownArchitectureError):
+            raise
+        raise UnknownArchitectureError(f"config.json: a field of {kind} has a value of another type: {error}") from None
+    try:
+        return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
+    except ValidationError as error:
+        found = error.errors()[0]
+        names = GPT2_NAMES if kind == "gpt2" else THEIR_NAMES
+        key = ".".join(names.get(str(part), str(part)) for part in found["loc"]) or "model"
+        raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise UnknownArchitectureError(f"config.json: model_type {kind!r} is not one of {', '.join(FIELDS)}")
+    return kind
+
+
+def _fields(config: Mapping[str, Any], kind: str, prefix: str = "") -> dict[str, Any]:
+    """Return every field of a config class: what config.json says, else the class's default."""
+    table = FIELDS[kind]
+    if unknown := [f"{prefix}{name}" for name in config if name not in table]:
+        raise UnknownArchitectureError(
+            f"config.json: {', '.join(unknown)}: unknown to {kind}; remove from config.json what does not change what "
+            "the model computes"
+        )
+    for name, value in config.items():
+        field = table[name]
+        if field.use == "fixed" and value not in (field.default, *field.allowed):
+            raise _unsupported(prefix + name, value, field.note)
+    for name in ("rope_parameters", "rope_scaling", "text_config"):
+        _require_mapping(prefix + name, config.get(name))
+    found = {name: config.get(name, field.default) for name, field in table.items()}
+    if found["model_type"] not in ("", kind):
+        raise _unsupported(f"{prefix}model_type", found["model_type"], f"{kind} was expected")
+    if not isinstance(found["architectures"], list | None):
+        raise _unsupported(f"{prefix}architectures", found["architectures"], "a list is required")
+    for name in found["architectures"] or ():
+        accepted = ARCHITECTURES[kind] + (ARCHITECTURES["gemma3"] if prefix else ())
+        if name not in accepted:
+            raise _unsupported(f"{prefix}architectures", name, f"only {', '.join(ARCHITECTURES[kind])}")
+    return found
+
+
+def _require_mapping(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise _unsupported(name, value, "a mapping is required")
+
+
+def _unsupported(name: str, value: Any, why: str) -> UnknownArchitectureError:
+    text = repr(value)
+    shown = text if len(text) <= 60 else f"{text[:57]}…"
+    return UnknownArchitectureError(f"config.json: {name}: {shown} is not supported: {why}")
+
+
+def _gpt2_model(fields: Mapping[str, Any]) -> dict[str, Any]:
+    dim, heads = fields["n_embd"], fields["n_head"]
+    return {
+        "num_layers": fields["n_layer"], "dim": dim, "num_heads": heads, "num_kv_heads": heads,
+        "head_dim": _quotient(dim, heads, "n_embd", "n_head"), "mlp_dim": fields["n_inner"] or 4 * dim,
+        "vocab_size": fields["vocab_size"], "max_seq_len": fields["n_positions"],
+        "norm_eps": fields["layer_norm_epsilon"],
+    }  # fmt: skip
+
+
+def _quotient(whole: int, parts: int, name: str, parts_name: str) -> int:
+    if parts < 1 or whole % parts:
+        raise UnknownArchitectureError(f"config.json: {name} ({whole}) is no multiple of {parts_name} ({parts})")
+    return whole // parts
+
+
+def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    heads = fields["num_attention_heads"]
+    head_dim = fields["head_dim"]
+    if head_dim is None:
+        head_dim = _quotient(fields["hidden_size"], heads, "hidden_size", "num_attention_heads")
+    described = {
+        "num_layers": fields["num_hidden_layers"],
+        "dim": fields["hidden_size"],
+        "num_heads": heads,
+        "num_kv_heads": heads if fields["num_key_value_heads"] is None else fields["num_key_value_heads"],
+        "head_dim": head_dim,
+        "mlp_dim": fields["intermediate_size"],
+        "vocab_size": fields["vocab_size"],
+        "max_seq_len": fields["max_position_embeddings"],
+        "norm_eps": fields["rms_norm_eps"],
+        "tie_word_embeddings": fields["tie_word_embeddings"],
+        "biases": "qkv" if kind == "qwen2" else _biases(fields),
+        "attention_pattern": "G",
+        **_rope(fields, given, kind),
+    }
+    if "layer_types" in fields:
+        described |= _windows(fields, kind)
+    if kind.startswith("gemma"):
+        scalar = fields["query_pre_attn_scalar"]
+        described |= {
+            "query_pre_attn_scalar": None if scalar == head_dim else scalar,
+            "attn_logit_softcap": fields["attn_logit_softcapping"],
+            "final_logit_softcap": fields["final_logit_softcapping"],
+        }
+    return described
+
+
+def _biases(fields: Mapping[str, Any]) -> str:
+    attention, mlp = fields["attention_bias"], fields.get("mlp_bias", False)
+    return ("all" if mlp else "attention") if attention else "mlp" if mlp else "none"
+
+
+def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return which layers are local, and their window."""
+    count, types, window = fields["num_hidden_layers"], fields["layer_types"], fields["sliding_window"]
+    if not fields.get("use_sliding_window", True):
+        window = None
+    if types is None:
+        letters = _letters_without_types(fields, kind, window)
+    else:
+        if not isinstance(types, Sequence) or len(types) != count:
+            raise _unsupported("layer_types", types, f"a list of num_hidden_layers = {count} is required")
+        if other := [name for name in types if name not in LAYER_TYPES]:
+            raise _unsupported("layer_types", other[0], f"only {', '.join(LAYER_TYPES)}")
+        letters = "".join(LAYER_TYPES[name] for name in types)
+    lengths = range(1, len(letters) + 1)
+    pattern = next((letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters), "G")
+    if "L" not in pattern:
+        return {"attention_pattern": "G"}
+    if window is None:
+        raise UnknownArchitectureError("config.json: layer_types has local layers, and there is no sliding_window")
+    return {"attention_pattern": pattern, "sliding_window": window}
+
+
+def _letters_without_types(fields: Mapping[str, Any], kind: str, window: int | None) -> str:
+    count = fields["num_hidden_layers"]
+    if kind.startswith("gemma"):
+        period = 2 if kind == "gemma2" else fields["sliding_window_pattern"]
+        return "".join("L" if (i + 1) % period else "G" for i in range(count))
+    return "".join("L" if window is not None and i >= fields["max_window_layers"] else "G" for i in range(count))
+
+
+def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
+    new, scaling = fields["rope_parameters"] or {}, fields["rope_scaling"]
+    nested = bool(new.keys() & LAYER_TYPES.keys())
+    if new and nested != (kind == "gemma3_text"):
+        why = "gemma3_text has one entry per layer type" if kind == "gemma3_text" else f"{kind} has one for all layers"
+        raise _unsupported("rope_parameters", new, why)
+    for name in LAYER_TYPES:
+        _require_mapping(f"rope_parameters.{name}", new.get(name))
+    everywhere = dict((new.get("full_attention") if nested else new) or {})
+    local = dict((new.get("sliding_attention") if nested else None) or {})
+    if other := new.keys() - LAYER_TYPES.keys() if nested else ():
+        raise _unsupported("rope_parameters", sorted(other)[0], f"only {', '.join(LAYER_TYPES)}")
+    if scaling and not everywhere.keys() - {"rope_theta"}:
+        everywhere |= scaling
+    elif scaling and _scaling(scaling, fields) != _scaling(everywhere, fields):
+        raise _unsupported("rope_scaling", scaling, "rope_parameters has other values")
+    found: dict[str, Any] = {
+        "rope_theta": _theta(everywhere, "rope_theta", fields, given),
+        "rope_local_theta": None,
+        "rope_scaling": _scaling(everywhere, fields),
+    }
+    if kind == "gemma3_text":
+        found["rope_local_theta"] = _theta(local, "rope_local_base_freq", fields, given)
+        if _scaling(local, fields) is not None:
+            where = "rope_parameters.sliding_attention"
+            raise _unsupported(where, local, "the decoder does not scale the positions of local layers")
+        if found["rope_scaling"] and not found["rope_scaling"].get("truncate", True):
+            raise _unsupported("rope_parameters.full_attention.truncate", False, "transformers ignores it there")
+    return found
+
+
+def _theta(parameters: Mapping[str, Any], name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Return the base of the rotary frequencies: rope_parameters', or that of transformers 4; both must agree."""
+    base = parameters.get("rope_theta")
+    if base is None:
+        return fields[name]
+    if given.get(name) not in (None, base):
+        raise _unsupported(name, given[name], f"rope_parameters has {base!r}")
+    return base
+
+
+def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return `model.rope_scaling` for rope_parameters or rope_scaling, with transformers' defaults."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in ROPE_FIELDS:
+        raise _unsupported("rope_type", kind, f"only {', '.join(ROPE_FIELDS)}")
+    required, optional = ROPE_FIELDS[kind]
+    if missing := required - parameters.keys():
+        raise UnknownArchitectureError(f"config.json: rope_type {kind}: {sorted(missing)[0]} is missing")
+    known = {"rope_type", "type", "rope_theta", *required, *optional}
+    if parameters.get("partial_rotary_factor") in (None, 1.0):  # the whole of a head is rotated
+        known = known | {"partial_rotary_factor"}
+    if other := parameters.keys() - known:
+        raise _unsupported(f"rope_type {kind}", sorted(other)[0], "unknown field")
+    if kind == "default":
+        return None
+    found = {name: parameters[name] for name in required}
+    found |= {name: parameters.get(name, default) for name, default in optional.items()}
+    if "original_max_position_embeddings" in found:
+        original = found["original_max_position_embeddings"] or fields["max_position_embeddings"]
+        found["original_max_position_embeddings"] = original
+    return {"kind": kind, **(_yarn(found) if kind == "yarn" else found)}
+
+
+def _yarn(found: dict[str, Any]) -> dict[str, Any]:
+    """Return yarn's fields with the attention factor as transformers 5 computes it (https://arxiv.org/abs/2309.00071).
+
+    transformers 4 replaces `factor` by max_position_embeddings / original_max_position_embeddings.
+    """
+    scale, mscale, all_dim = found["factor"], found.pop("mscale"), found.pop("mscale_all_dim")
+
+    def magnitude(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(scale) + 1.0 if scale > 1 else 1.0
+
+    factor = found["attention_factor"]
+    if factor is None:
+        factor = magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude()
+    beta = {name: found[name] or ROPE_FIELDS["yarn"][1][name] for name in ("beta_fast", "beta_slow")}
+    return found | beta | {"attention_factor": factor}

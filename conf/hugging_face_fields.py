@@ -1,0 +1,223 @@
+"""Every field of the config.json of each supported family, its default, and what we do with it.
+
+A field is read, or cannot change what the decoder computes, or must have the value that the decoder has. Other fields
+are refused by name. Fields and defaults are those of transformers' config classes, versions 4.57 and 5.23;
+`tests/conf/test_config_json.py` compares them.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+
+class Field(NamedTuple):
+    """One field of config.json."""
+
+    default: Any  # the config class's: what an absent field means
+    use: Literal["read", "ignored", "fixed"]
+    note: str = ""  # ignored: why it changes no number. fixed: what another value would need
+    allowed: tuple[Any, ...] = ()  # values of a fixed field besides its default
+
+
+def _read(default: Any = None) -> Field:
+    return Field(default, "read")
+
+
+def _ignored(note: str, **defaults: Any) -> dict[str, Field]:
+    return {name: Field(default, "ignored", note) for name, default in defaults.items()}
+
+
+def _fixed(default: Any, note: str, *allowed: Any) -> Field:
+    return Field(default, "fixed", note, allowed)
+
+
+UNQUANTIZED = (
+    "quantized weights cannot be read; download the repository that it was made from, which has no quantization_config"
+)
+
+GENERATION = _ignored(
+    "a setting of generation",
+    max_length=20, min_length=0, do_sample=False, early_stopping=False, num_beams=1, temperature=1.0, top_k=50,
+    top_p=1.0, typical_p=1.0, repetition_penalty=1.0, length_penalty=1.0, no_repeat_ngram_size=0,
+    encoder_no_repeat_ngram_size=0, bad_words_ids=None, num_return_sequences=1, output_scores=False,
+    return_dict_in_generate=False, forced_bos_token_id=None, forced_eos_token_id=None, remove_invalid_values=False,
+    exponential_decay_length_penalty=None, suppress_tokens=None, begin_suppress_tokens=None, num_beam_groups=1,
+    diversity_penalty=0.0, epsilon_cutoff=0.0, eta_cutoff=0.0, cache_implementation=None,
+)  # fmt: skip
+
+BASE = {
+    "model_type": _read(""),
+    "architectures": _read(),
+    **_ignored(
+        "describes the file",
+        transformers_version=None, _name_or_path="", name_or_path="", _commit_hash=None, unsloth_fixed=False,
+        unsloth_version=None,
+    ),
+    **_ignored("each tensor says its own type", dtype=None, torch_dtype=None),
+    **_ignored(
+        "what a call returns, not what it computes",
+        output_hidden_states=False, output_attentions=False, return_dict=True, torchscript=False, use_cache=True,
+    ),
+    **_ignored(
+        "how it is computed, with the same result",
+        chunk_size_feed_forward=0, attn_implementation=None, _attn_implementation=None, gradient_checkpointing=False,
+        _attn_implementation_autoset=False, use_bfloat16=False, tf_legacy_loss=False,
+    ),
+    **_ignored(
+        "a head that is not loaded",
+        id2label=None, label2id=None, num_labels=None, problem_type=None, finetuning_task=None, classifier_dropout=None,
+        task_specific_params=None,
+    ),
+    **_ignored("encoder-decoder models only", is_decoder=False, tie_encoder_decoder=False, decoder_start_token_id=None),
+    **_ignored(
+        "the tokenizer's",
+        tokenizer_class=None, prefix=None, bos_token_id=None, pad_token_id=None, eos_token_id=None, sep_token_id=None,
+    ),
+    **_ignored("of the initial weights", initializer_range=0.02),
+    **GENERATION,
+    "is_encoder_decoder": _fixed(False, "the decoder has no encoder"),
+    "add_cross_attention": _fixed(False, "the decoder has no cross attention"),
+    "cross_attention_hidden_size": _fixed(None, "the decoder has no cross attention"),
+    "pruned_heads": _fixed(None, "all layers have the same heads", {}),
+    "per_layer_config": _fixed(None, "all layers have the same sizes", {}),
+    "quantization_config": _fixed(None, UNQUANTIZED),
+    "compression_config": _fixed(None, UNQUANTIZED),
+    "auto_map": _fixed(None, "the repository's own code would define the model"),
+}  # fmt: skip
+
+ROTARY = BASE | {
+    **_ignored("dropout, which training here does not use", attention_dropout=0.0),
+    "hidden_size": _read(4096),
+    "num_hidden_layers": _read(32),
+    "num_attention_heads": _read(32),
+    "num_key_value_heads": _read(32),
+    "rms_norm_eps": _read(1e-6),
+    "tie_word_embeddings": _read(False),
+    "rope_parameters": _read(),  # transformers 5
+    "rope_theta": _read(10000.0),  # transformers 4, as rope_scaling
+    "rope_scaling": _read(),
+    "partial_rotary_factor": _fixed(None, "the decoder rotates whole heads", 1.0),
+    "original_max_position_embeddings": _fixed(None, "set it in rope_parameters"),
+}
+
+LLAMA = ROTARY | {
+    "vocab_size": _read(32000),
+    "intermediate_size": _read(11008),
+    "num_key_value_heads": _read(),  # None: num_attention_heads
+    "hidden_act": _fixed("silu", "the decoder's gate is silu"),
+    "max_position_embeddings": _read(2048),
+    "attention_bias": _read(False),
+    "mlp_bias": _read(False),
+    "head_dim": _read(),  # None: hidden_size / num_attention_heads
+    **_ignored("the tokenizer's", bos_token_id=1, eos_token_id=2),
+    **_ignored("splits products, with the same result", pretraining_tp=1),
+}
+
+QWEN2 = ROTARY | {
+    "vocab_size": _read(151936),
+    "intermediate_size": _read(22016),
+    "hidden_act": _fixed("silu", "the decoder's gate is silu"),
+    "max_position_embeddings": _read(32768),
+    "head_dim": _read(),  # not of the class; its model uses it where it is given
+    "use_sliding_window": _read(False),
+    "sliding_window": _read(4096),
+    "max_window_layers": _read(28),
+    "layer_types": _read(),
+    "use_mrope": _fixed(False, "the decoder's positions are one-dimensional"),
+}
+
+QWEN3 = QWEN2 | {"head_dim": _read(128), "attention_bias": _read(False)}
+
+GEMMA2 = ROTARY | {
+    "vocab_size": _read(256000),
+    "hidden_size": _read(2304),
+    "intermediate_size": _read(9216),
+    "num_hidden_layers": _read(26),
+    "num_attention_heads": _read(8),
+    "num_key_value_heads": _read(4),
+    "head_dim": _read(256),
+    "hidden_activation": _fixed("gelu_pytorch_tanh", "the decoder's gate is gelu_pytorch_tanh"),
+    **_ignored("the model uses hidden_activation", hidden_act=None),
+    "max_position_embeddings": _read(8192),
+    "tie_word_embeddings": _read(True),
+    "attention_bias": _read(False),
+    "query_pre_attn_scalar": _read(256),
+    "sliding_window": _read(4096),
+    "layer_types": _read(),
+    "final_logit_softcapping": _read(30.0),
+    "attn_logit_softcapping": _read(50.0),
+    "use_bidirectional_attention": _fixed(None, "the decoder is causal", False),
+    **_ignored("the tokenizer's", pad_token_id=0, eos_token_id=1, bos_token_id=2),
+    **_ignored("layer_types says it, and the model does not read it", _sliding_window_pattern=6),
+}
+
+GEMMA3 = GEMMA2 | {
+    "vocab_size": _read(262208),
+    "max_position_embeddings": _read(131072),
+    "final_logit_softcapping": _read(),
+    "attn_logit_softcapping": _fixed(None, "transformers stores this cap and does not apply it"),
+    "use_bidirectional_attention": _fixed(False, "the decoder is causal", None),
+    "rope_theta": _read(1_000_000.0),
+    "rope_local_base_freq": _read(10_000.0),
+    "sliding_window_pattern": _read(6),
+}
+
+GPT2 = BASE | {
+    "vocab_size": _read(50257),
+    "n_positions": _read(1024),
+    "n_embd": _read(768),
+    "n_layer": _read(12),
+    "n_head": _read(12),
+    "n_inner": _read(),  # None: 4 n_embd
+    "layer_norm_epsilon": _read(1e-5),
+    "activation_function": _fixed("gelu_new", "the decoder's activation is gelu_new"),
+    "scale_attn_weights": _fixed(True, "the decoder scales attention"),
+    "scale_attn_by_inverse_layer_idx": _fixed(False, "the decoder scales all layers alike"),
+    "tie_word_embeddings": _fixed(True, "GPT-2's output layer is its embedding"),
+    **_ignored("the tokenizer's", bos_token_id=50256, eos_token_id=50256),
+    **_ignored("n_positions says it", n_ctx=1024),
+    **_ignored("attention's softmax is in float32 anyway", reorder_and_upcast_attn=False),
+    **_ignored("dropout, which training here does not use", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1),
+    **_ignored(
+        "a head that is not loaded",
+        summary_type="cls_index", summary_use_proj=True, summary_activation=None, summary_proj_to_labels=True,
+        summary_first_dropout=0.1,
+    ),
+}  # fmt: skip
+
+GEMMA3_WITH_IMAGES = BASE | {
+    "text_config": _read(),
+    "tie_word_embeddings": _read(True),
+    **_ignored("images are not read", vision_config=None, mm_tokens_per_image=256, boi_token_index=255_999),
+    **_ignored("images are not read", eoi_token_index=256_000, image_token_index=262_144),
+    **_ignored("images are not read", boi_token_id=255_999, eoi_token_id=256_000, image_token_id=262_144),
+}
+"""Gemma 3 with a vision tower, `Gemma3Config`: the decoder is its `text_config`."""
+
+FIELDS = {
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "gemma3": GEMMA3_WITH_IMAGES,
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gpt2": GPT2,
+}
+"""The table of each `model_type`."""
+
+ROPE_FIELDS = {
+    "default": ({}, {}),
+    "linear": ({"factor"}, {}),
+    "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, {"original_max_position_embeddings": None}),
+    "yarn": (
+        {"factor"},
+        {
+            "original_max_position_embeddings": None,  # max_position_embeddings
+            "attention_factor": None,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": None,
+            "mscale_all_dim": None,
+            "truncate": True,
+        },
+    ),
+}
+"""By `rope_type`: the required fields of rope_parameters, and the others with their defaults."""

@@ -1,0 +1,184 @@
+"""Cloud Storage over plain urllib: verified downloads and uploads, with retries.
+
+On a machine without a pod, a bucket is a folder, named by its absolute path.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import ProxyHandler, Request, build_opener
+
+from .fs import CHUNK_BYTES, AgentError, file_size
+from .worker_processes import uptime_seconds
+
+RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
+FRESH_VM_SECONDS = 480.0
+"""A VM may be up before IAM shows the roles of its account everywhere, which takes up to seven minutes."""
+FRESH_VM_PAUSE_SECONDS = 5.0
+
+
+class TransferError(AgentError):
+    """Failed transfer. `permanent` means that a retry would not help; `denied`, that the VM's account lacks a role."""
+
+    def __init__(self, error: str, permanent: bool = False, denied: bool = False) -> None:
+        super().__init__(error)
+        self.permanent, self.denied = permanent, denied
+
+
+def with_retries(
+    act: Callable[[], None],
+    sleep: Callable[[float], None] = time.sleep,
+    uptime: Callable[[], float] = uptime_seconds,
+) -> None:
+    """Call `act` until it succeeds, fails permanently, or RETRY_SECONDS is exhausted.
+
+    On a fresh VM, a missing role is not permanent.
+    """
+    pauses = iter(RETRY_SECONDS)
+    while True:
+        try:
+            return act()
+        except TransferError as error:
+            waits_for_role = error.denied and uptime() < FRESH_VM_SECONDS
+            pause = None if error.permanent and not waits_for_role else next(pauses, None)
+            if waits_for_role and pause is None:
+                pause = FRESH_VM_PAUSE_SECONDS
+            if pause is None:
+                raise
+        sleep(pause)
+
+
+def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
+    """Stream an object into a file. Raises TransferError on failure, or if the content does not match `sha256`."""
+    digest, place = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
+    what = f"the download of gs://{bucket}/{name}"
+    with _transfer_errors(what), _open_object(bucket, name, place) as answer, target.open("wb") as file:
+        while chunk := answer.read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+    if digest.hexdigest() != sha256:
+        raise TransferError(f"gs://{bucket}/{name} has SHA-256 {digest.hexdigest()}, expected {sha256}")
+
+
+def read_object(bucket: str, name: str) -> bytes:
+    """Return the content of a small object; raise TransferError if it cannot be read."""
+    place, content = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media", [b""]
+
+    def read() -> None:
+        with _transfer_errors(f"the download of gs://{bucket}/{name}"), _open_object(bucket, name, place) as answer:
+            content[0] = answer.read()
+
+    with_retries(read)
+    return content[0]
+
+
+def object_exists(bucket: str, name: str) -> bool:
+    """Return whether the object exists; raise TransferError if the request fails."""
+    if is_folder(bucket):
+        return (Path(bucket) / name).is_file()
+    place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?fields=size"
+    found = False
+
+    def ask() -> None:
+        nonlocal found
+        with _transfer_errors(f"the lookup of gs://{bucket}/{name}"):
+            try:
+                with _storage_request(place, {}) as answer:
+                    found = bool(answer.read())
+            except HTTPError as error:
+                if error.code != 404:
+                    raise
+
+    with_retries(ask)
+    return found
+
+
+def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> None:
+    """Upload a file, or its first `size` bytes (possibly none); the file may grow meanwhile."""
+    size = file_size(path) if size is None else size
+    upload_stream(_read_chunks(path, size), size, bucket, name)
+
+
+def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
+    """Upload an object of `size` bytes, replacing any older one. Raises TransferError on failure."""
+    if is_folder(bucket):
+        _write_object(content, size, Path(bucket) / name)
+        return
+    place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
+    headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
+    with _transfer_errors(f"the upload of gs://{bucket}/{name}"), _storage_request(place, headers, content) as answer:
+        stored = int(json.load(answer)["size"])
+    if stored != size:
+        raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, expected {size}")
+
+
+def is_folder(bucket: str) -> bool:
+    return bucket.startswith("/")
+
+
+def _open_object(bucket: str, name: str, place: str) -> IO[bytes]:
+    return (Path(bucket) / name).open("rb") if is_folder(bucket) else _storage_request(place, {})
+
+
+def _write_object(content: Iterable[bytes], size: int, path: Path) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with _transfer_errors(f"the copy to {path}"):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.writelines(content)
+        if (stored := file_size(draft)) != size:
+            raise TransferError(f"{path} has {stored} bytes, expected {size}")
+        draft.replace(path)
+
+
+def _read_chunks(path: Path, size: int) -> Iterator[bytes]:
+    if size:
+        with path.open("rb") as file:
+            while size and (chunk := file.read(min(size, CHUNK_BYTES))):
+                size -= len(chunk)
+                yield chunk
+
+
+@contextmanager
+def _transfer_errors(what: str) -> Iterator[None]:
+    """Convert every failure to a TransferError. Messages omit URLs, which may contain a token."""
+    try:
+        yield
+    except HTTPError as error:
+        permanent = error.code < 500 and error.code not in (408, 429)
+        message = error.read(2000).decode(errors="replace").strip() or error.reason
+        raise TransferError(f"{what} failed with HTTP {error.code}: {message}", permanent, error.code == 403) from error
+    except (HTTPException, OSError, ValueError, KeyError) as error:
+        raise TransferError(f"{what} was interrupted: {error!r}") from error
+
+
+def _storage_request(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
+    """Send a request to the JSON API with the VM's credentials; the root of an emulated worker needs none."""
+    if base := os.environ.get("SLIPWAY_STORAGE_ROOT"):
+        return open_url(base.rstrip("/") + place, headers, data)
+    authorized = {**headers, "Authorization": f"Bearer {access_token()}"}
+    return open_url(f"https://storage.googleapis.com{place}", authorized, data)
+
+
+def access_token() -> str:
+    """Return a token of the VM's account (https://cloud.google.com/compute/docs/access/authenticate-workloads)."""
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+    with open_url(account, {"Metadata-Flavor": "Google"}) as answer:
+        return json.load(answer)["access_token"]
+
+
+def open_url(
+    url: str, headers: dict[str, str], data: Iterable[bytes] | None = None, method: str | None = None
+) -> IO[bytes]:
+    """Open a URL directly, never through a proxy."""
+    request = Request(url, data=data, headers=headers, method=method)  # noqa: S310 (the scheme is fixed)
+    return build_opener(ProxyHandler({})).open(request, timeout=60)

@@ -1,0 +1,183 @@
+"""Environment: the workers get the Python, variables and secrets that the program needs."""
+
+import os
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from conf.schema.cloud import HereCloud
+from conf.schema.config import Config
+from controller.checks.names import iter_strings
+from controller.config.pod_facts import PLACEHOLDER
+from controller.core.finding import Issue, check
+from controller.inputs.env_inputs import address_problem
+
+WANDB_KEY = "WANDB_API_KEY"
+OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")
+"""Passed on by default if set; not required."""
+SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
+SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(API|ACCESS|SECRET|PRIVATE)_?KEY)$")
+MIN_SECRET_LENGTH = 8
+"""Characters. Shorter values occur in many texts by chance."""
+MAX_ARGUMENT_BYTES = 131_000
+"""Bytes of an argument, or of a variable with its name: slightly below Linux's limit of 32 pages."""
+MIN_PYTHON = (3, 11)
+
+
+@check("requirements", "error", "env.requirements", "env.packages")
+def requirements_are_named(config: Config) -> Iterator[Issue]:
+    """A requirements venv needs its file, and a file that nothing reads is a mistake."""
+    wanted = config.env.packages == "requirements"
+    if wanted and config.env.requirements is None and not config.program.setup:
+        yield Issue("env.packages=requirements needs a requirements file; set it, e.g. requirements.txt")
+    elif not wanted and config.env.requirements is not None:
+        message = f"{config.env.packages} ignores env.requirements={config.env.requirements}; use requirements"
+        yield Issue(message, "env.packages")
+
+
+@check("python", "error", "env.python", also="warning")
+def python_is_new_enough(config: Config) -> Iterator[Issue]:
+    """JAX 0.7 and later need Python 3.11. TPU VM images have 3.10, where pip silently installs an old JAX."""
+    if isinstance(config.cloud, HereCloud) and config.cloud.python == "current":
+        return
+    version = tuple(int(part) for part in config.env.python.split(".")[:2])
+    if version >= MIN_PYTHON:
+        return
+    message = f"{config.env.python} silently limits JAX to 0.6.2; choose 3.11 or later"
+    if config.env.packages == "lock":
+        yield Issue(message)
+    elif config.env.requirements is not None:
+        yield Issue(message, severity="warning")
+
+
+@check("trainer_packages", "error", "env.packages")
+def trainer_has_jax(config: Config) -> Iterator[Issue]:
+    """The bundled trainer needs the packages in its lock file; TPU VM images have no JAX. An image of your own may."""
+    if config.program.kind != "trainer" or config.cloud.kind != "gcp" or "/" in (config.tpu.runtime_version or ""):
+        return
+    if config.env.packages in ("none", "image"):
+        yield Issue(
+            f"program=trainer needs JAX, which a TPU VM's image lacks, and {config.env.packages} installs nothing; "
+            "choose lock"
+        )
+
+
+@check("secret", "error", "env.secrets.NAME", also="warning")
+def secrets_are_there(config: Config) -> Iterator[Issue]:
+    """Each secret's source is checked before anything is billed. `plan` and `up` query Secret Manager."""
+    for name, source in config.env.secrets.items():
+        key = f"env.secrets.{name}"
+        kind, _, rest = (source or "").partition(":")
+        if source == "env" and name not in OPTIONAL and not os.environ.get(name):
+            yield Issue(f"the environment variable {name} is not set, so the program will not get it", key, "warning")
+        elif kind == "env" and rest and not os.environ.get(rest):
+            yield Issue(f"the environment variable {rest} is not set; set it, or use null", key)
+        elif kind == "file" and not Path(rest).expanduser().is_file():
+            yield Issue(f"no file at {rest}; set another path, or use null", key)
+
+
+@check("webhook", "error", "notify.webhook")
+def webhook_is_there(config: Config) -> Iterator[Issue]:
+    """A webhook that cannot work would be noticed only at the end of the run, by nobody."""
+    kind, _, rest = (config.notify.webhook or "").partition(":")
+    if kind == "env":
+        value = os.environ.get(rest, "")
+        if not value:
+            yield Issue(f"the environment variable {rest} is not set; set it to the webhook's address, or use null")
+    elif kind == "file" and Path(rest).expanduser().is_file():
+        value = Path(rest).expanduser().read_text().strip()
+    elif kind == "file":
+        yield Issue(f"no file at {rest}; set another path, or use null")
+        return
+    else:
+        return  # Secret Manager is asked when it is needed
+    if value and (problem := address_problem(value)):
+        yield Issue(f"{config.notify.webhook}: {problem}")
+
+
+@check("wandb", "error", "logging.wandb")
+def wandb_is_possible(config: Config) -> Iterator[Issue]:
+    """W&B needs a package on the workers and, online, a key. Without this check they fail on a billed pod."""
+    wanted = config.logging.wandb
+    if wanted is None:
+        return
+    if config.program.kind != "trainer":
+        yield Issue("works only with the bundled trainer; your own program must call W&B itself; use null")
+        return
+    here = config.env.packages == "image" and config.cloud.kind == "local"
+    if here and find_spec("wandb") is None:
+        yield Issue("the emulated workers use this machine's packages, which lack wandb: pip install 'slipway[wandb]'")
+    source = config.env.secrets.get(WANDB_KEY)
+    if wanted.mode == "online" and (not source or (source == "env" and not os.environ.get(WANDB_KEY))):
+        yield Issue(
+            f"{WANDB_KEY} is not set; set it (https://wandb.ai/authorize), point env.secrets.{WANDB_KEY} to a "
+            "file or Secret Manager, or use mode: offline"
+        )
+
+
+@check("secret_in_vars", "warning", "env.vars.NAME")
+def no_secrets_in_variables(config: Config) -> Iterator[Issue]:
+    """`env.vars` is recorded in the bucket, in plan.yaml. `env.secrets` is never recorded."""
+    for name in config.env.vars:
+        if SECRET_NAME.search(name):
+            message = (
+                f"looks like a secret and would be recorded; export it in your shell and use env.secrets.{name}=env"
+            )
+            yield Issue(message, f"env.vars.{name}")
+
+
+@check("secret_value", "error", "KEY")
+def no_secret_is_in_the_config(config: Config) -> Iterator[Issue]:
+    """The config is recorded in the bucket and the state folder and shown on the terminal. A shell silently expands
+    `$HF_TOKEN`; `${oc.env:HF_TOKEN}` is refused before (docs/security.md).
+    """
+    sources = {name: (source or "").removeprefix("env:") for name, source in config.env.secrets.items()}
+    named = {name if source == "env" else source for name, source in sources.items()} - {"NETRC"}
+    kept = {n: value for n, value in os.environ.items() if n in named or SECRET_VARIABLE.search(n)}
+    for key, text in iter_strings(config.model_dump(mode="json"), ""):
+        for name, value in kept.items():
+            if len(value) >= MIN_SECRET_LENGTH and value in text and not key.startswith("env.secrets."):
+                yield Issue(
+                    f"contains the value of your variable {name}, which would be recorded; use env.secrets", key
+                )
+
+
+@check("long_word", "error", "env.vars.NAME", "program.command", "program.setup")
+def arguments_fit_a_process(config: Config) -> Iterator[Issue]:
+    """Linux limits the length of arguments and variables: https://man7.org/linux/man-pages/man2/execve.2.html."""
+    plain = config.model_dump(mode="json", include={"env": {"vars"}, "program": {"command", "setup"}})
+    for key, text in iter_strings(plain, ""):
+        if len(text.encode()) > MAX_ARGUMENT_BYTES:
+            size = len(text.encode())
+            yield Issue(f"has {size} bytes, but the limit is {MAX_ARGUMENT_BYTES}; put it into a file", key)
+
+
+@check("variable_twice", "error", "env.secrets.NAME")
+def variables_are_set_once(config: Config) -> Iterator[Issue]:
+    """A secret overrides a variable of the same name."""
+    for name in config.env.vars:
+        if config.env.secrets.get(name):
+            yield Issue(f"{name} is also in env.vars; remove one of them", f"env.secrets.{name}")
+
+
+@check("variable_reserved", "error", "env.vars.NAME")
+def variables_are_not_reserved(config: Config) -> Iterator[Issue]:
+    """Variables that slipway sets override secrets and variables of the same name."""
+    for name in config.env.vars:
+        if name.startswith("SLIPWAY_"):
+            yield Issue("names that start with SLIPWAY_ are reserved; choose another", f"env.vars.{name}")
+
+
+@check("asset_named", "error", "env.vars.NAME", "program.command", "program.setup")
+def placeholders_name_assets(config: Config) -> Iterator[Issue]:
+    """`{assets.models.NAME}` becomes the URL of the asset's copy in the bucket, so the asset must exist."""
+    known = {f"assets.{kind}s.{name}" for kind, name, _ in config.assets.iter_assets()}
+    texts = {f"env.vars.{name}": value for name, value in config.env.vars.items()}
+    texts["program.command"] = " ".join(config.program.command)
+    texts["program.setup"] = " ".join(word for argv in config.program.setup for word in argv)
+    for key, text in texts.items():
+        for word in PLACEHOLDER.findall(text):
+            if word.startswith("assets.") and word not in known:
+                choices = ", ".join(sorted(known)) or "none"
+                yield Issue(f"{{{word}}}: no such asset; choices: {choices}", key)

@@ -1,0 +1,209 @@
+"""Extensions: what the config names as `module:name` exists and can be called, and the user's own checks."""
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from conf.extension import ExtensionError, call_problem, load, wants_model
+from conf.schema.config import Config
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop_parts import ENVIRONMENTS, VERIFIERS_QUESTIONS, PuzzleLoop
+from conf.schema.training.settings import BUILT_IN
+from controller.context import Context
+from controller.core.errors import ConfigError
+from controller.core.finding import Issue, check
+from controller.inputs.modules import (
+    DefinitionError,
+    Use,
+    evaluations,
+    find_signature,
+    module_files,
+    on_search_path,
+    references,
+    taken_names,
+    trainer_references,
+)
+from controller.plan.build import Plan
+from controller.resources.software import Venv
+
+LM_EVAL = re.compile(r"^lm[-_.]eval\b", re.MULTILINE | re.IGNORECASE)
+VERIFIERS = re.compile(r"^verifiers\b", re.MULTILINE | re.IGNORECASE)
+KEYS = (
+    *(
+        "loop.rewards",
+        "loop.accuracy_reward",
+        "loop.loss_type",
+        "loop.loss",
+        "loop.environment.name",
+        "loop.evaluations.NAME",
+        "loop.run",
+        "data.source",
+    ),
+    *(
+        "data.prompt.formatter",
+        "optimizer.rule",
+        "model.implementation",
+        "loop.teacher.implementation",
+        "notify.notifier",
+        "code.checks",
+    ),
+    "code.resources",
+)
+
+
+@check("extension", "error", *KEYS)
+def extensions_exist(config: Config) -> Iterator[Issue]:
+    """A module or function that is missing, or takes other arguments, fails only when the workers call it."""
+    shipped = [use for use in evaluations(config) if use.reference in BUILT_IN.values()]
+    environment = getattr(config.loop, "environment", None)
+    if environment is not None and environment.name in ENVIRONMENTS:
+        shipped.append(Use("environment", "loop.environment.name", environment.reference, environment.options))
+    used = [*references(config), *shipped]
+    if not used:
+        return
+    try:
+        files = module_files(config, Path.cwd())
+    except ConfigError:
+        return  # `modules` reports it
+    on_workers = [*trainer_references(config), *shipped]
+    here = config.env.packages == "image" and config.cloud.kind == "local"
+    for use in used:
+        try:
+            signature = find_signature(
+                use.reference,
+                files,
+                installed=here or use not in on_workers,
+                of_class=use.kind == "environment",
+            )
+        except DefinitionError as error:
+            if _may_be_installed(use, config, files):
+                continue
+            yield Issue(f"{use.kind} {use.reference}: {error}", use.key)
+            continue
+        if signature is not None and (problem := call_problem(signature, use.kind, use.options)):
+            yield Issue(f"{use.kind} {use.reference} {problem}", use.key)
+        elif (
+            use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop))
+        ):
+            yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
+
+
+def _may_be_installed(use: Use, config: Config, files: Mapping[str, Path]) -> bool:
+    """Return whether an environment of verifiers may be a package that `env.requirements` names."""
+    environment = getattr(config.loop, "environment", None)
+    module = getattr(environment, "verifiers_module", None)
+    is_own = f"{module}.py" in files or f"{module}/__init__.py" in files
+    return use.kind == "environment" and module is not None and config.env.packages == "requirements" and not is_own
+
+
+@check("evaluation", "error", "loop.evaluations.NAME")
+def evaluations_are_possible(config: Config) -> Iterator[Issue]:
+    """An evaluation that cannot work would be an alert of a billed run, which goes on without it."""
+    own = getattr(config.model, "implementation", None) is not None
+    for name, wanted in getattr(config.loop, "evaluations", {}).items():
+        key = f"loop.evaluations.{name}"
+        if wanted.run in BUILT_IN and isinstance(config.loop, PuzzleLoop):
+            yield Issue(f"{wanted.run} is for language models; use a function of your own", key)
+        elif wanted.run == "code" and own:
+            yield Issue("code generates text, for which model.implementation has no sampler", key)
+        emulated = config.env.packages == "image" and config.cloud.kind == "local"
+        if wanted.run == "lm_eval" and emulated and find_spec("lm_eval") is None:
+            why = "the emulated workers use this machine's packages, which lack lm_eval"
+            yield Issue(f"{why}: pip install 'slipway[evals]'", key)
+
+
+@check("lm_eval", "error", "loop.evaluations.NAME", of_plan=True)
+def lm_eval_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
+    """The evaluation lm_eval needs lm-evaluation-harness on worker 0. The lock has it; other environments may not."""
+    del context
+    for name, wanted in getattr(plan.config.loop, "evaluations", {}).items():
+        if wanted.run != "lm_eval":
+            continue
+        key = f"loop.evaluations.{name}"
+        for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
+            if venv.packages == "requirements" and venv.requirements and not LM_EVAL.search(venv.requirements):
+                yield Issue("lm_eval is not in env.requirements; add it, or use env.packages=lock, which has it", key)
+
+
+@check("verifiers", "error", "loop.environment.name", "data.source")
+def verifiers_environment_is_possible(config: Config) -> Iterator[Issue]:
+    """An environment of the library verifiers asks the questions of its own data set, and needs the library."""
+    environment = getattr(config.loop, "environment", None)
+    is_used = environment is not None and environment.verifiers_module is not None
+    has_questions = getattr(config.data, "source", None) == VERIFIERS_QUESTIONS
+    key = "loop.environment.name"
+    if config.program.kind != "trainer" or not (is_used or has_questions):
+        return
+    if not has_questions:
+        yield Issue("an environment of verifiers asks the questions of its own data set; set data=verifiers", key)
+    elif not is_used:
+        yield Issue("data=verifiers needs an environment of verifiers; set verifiers:ENVIRONMENT_ID", key)
+    emulated = config.env.packages == "image" and config.cloud.kind == "local"
+    if emulated and find_spec("verifiers") is None:
+        why = "the emulated workers use this machine's packages, which lack verifiers"
+        yield Issue(f"{why}: pip install 'slipway[verifiers]'", key)
+
+
+@check("verifiers_package", "error", "loop.environment.name", of_plan=True)
+def verifiers_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
+    """An environment of the library verifiers needs it on every worker. The lock does not have it."""
+    del context
+    environment = getattr(plan.config.loop, "environment", None)
+    if environment is None or environment.verifiers_module is None:
+        return
+    for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
+        if venv.packages == "lock":
+            yield Issue("the lock has no verifiers; set env.packages=requirements", "loop.environment.name")
+        elif venv.packages == "requirements" and venv.requirements and not VERIFIERS.search(venv.requirements):
+            yield Issue("verifiers is not in env.requirements; add verifiers>=0.1.14,<0.4", "loop.environment.name")
+
+
+@check("modules", "error", "code.modules")
+def modules_can_be_shipped(config: Config) -> Iterator[Issue]:
+    """The files of your modules are shipped under their own names, which must not be taken on the workers."""
+    if config.program.kind != "trainer" or not references(config):
+        return
+    try:
+        files = module_files(config, Path.cwd())
+    except ConfigError as error:
+        yield Issue(str(error).removeprefix("code.modules: "))
+        return
+    for path, owner in taken_names(files):
+        yield Issue(f"{path} has a name of {owner}, which would be imported in its place; rename it")
+
+
+@check("implementation", "error", "model.implementation")
+def implementation_is_supported(config: Config) -> Iterator[Issue]:
+    """A model of your own has no sampler: only the lm loop, without text samples, and loops of your own can use it."""
+    if config.program.kind != "trainer" or getattr(config.model, "implementation", None) is None:
+        return
+    if isinstance(config.loop, GrpoLoop):
+        yield Issue("the grpo loop samples with Slipway's decoder; use loop=lm or null")
+    elif getattr(getattr(config.loop, "text_samples", None), "interval", None) is not None:
+        yield Issue("text samples need Slipway's decoder; set loop.text_samples.interval=null")
+
+
+@check("own_check", "error", "KEY")
+def own_checks_pass(config: Config) -> Iterator[Issue]:
+    """Rules of your own (`code.checks`), which only your project knows."""
+    for reference in config.code.checks:
+        with on_search_path(config, Path.cwd()):
+            yield from _run_check(reference, config)
+
+
+def _run_check(reference: str, config: Config) -> Iterator[Issue]:
+    try:
+        found = [*load("check", reference, "code.checks")(config)]
+    except ExtensionError as error:
+        yield Issue(str(error).removeprefix("code.checks: "), "code.checks")
+        return
+    except Exception as error:
+        yield Issue(f"{reference} raised {error!r}", "code.checks")
+        return
+    for item in found:
+        match item:
+            case (str(key), str(message)):
+                yield Issue(message, key)
+            case _:
+                yield Issue(f"{reference} must yield (key, message), not {item!r}", "code.checks")

@@ -1,0 +1,293 @@
+"""Inputs: the files that data, weights and tokenizer name exist, and some of the data are left for validation."""
+
+import re
+from collections.abc import Iterable, Iterator, Set
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from conf.schema.assets import Asset
+from conf.schema.config import Config
+from conf.schema.training.data import Corpus, RowData, TextData
+from conf.schema.training.loop import LmLoop
+from controller.config.pod_facts import ASSET
+from controller.context import Context
+from controller.core.finding import Issue, check
+from controller.core.text import nearest_names
+from controller.gcp.google_errors import ForbiddenError, NotFoundError
+from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
+
+BUCKET = "gs://"
+BUILT_IN_TOKENIZERS = ("bytes", "characters")
+WEIGHTS = "model.weights"
+FOLDERS = (WEIGHTS, "loop.teacher.weights", "model.lora.adapter")
+"""Keys that name a folder of weights."""
+WEIGHTS_DESCRIPTIONS = ("config.json", "model.yaml", "adapter_config.json")
+"""The file of a folder of weights that the trainer reads first: Hugging Face's, `trainer.convert`'s, or PEFT's."""
+CHECKPOINT_MARK = "commit_success.txt"
+"""File in a complete checkpoint of a run, whose folder is the number of its step."""
+MAX_LISTED = 5000
+"""Objects that are compared with a pattern; beyond that, it is left unchecked."""
+
+
+class Source(NamedTuple):
+    """A file, pattern or folder that the bundled trainer reads, and the config key that names it."""
+
+    key: str
+    value: str
+
+
+class Found(NamedTuple):
+    """A file, relative to its asset or bucket; `size` in bytes, None if unknown."""
+
+    name: str
+    size: int | None
+
+
+def sources(config: Config) -> Iterator[Source]:
+    """Yield what the bundled trainer reads. Only the program itself knows what another program reads."""
+    if config.program.kind != "trainer":
+        return
+    for name in ("path", "validation_path", "eval_path", "tokenizer"):
+        value = getattr(config.data, name, None)
+        if value and value not in BUILT_IN_TOKENIZERS:
+            yield Source(f"data.{name}", value)
+    model, teacher = config.model, getattr(config.loop, "teacher", None)
+    folders = (getattr(model, "weights", None), getattr(teacher, "weights", None))
+    adapter = getattr(getattr(model, "lora", None), "adapter", None)
+    yield from (Source(key, value) for key, value in zip(FOLDERS, (*folders, adapter), strict=True) if value)
+
+
+@check("file_absent", "error", "data.NAME", *FOLDERS)
+def files_exist_here(config: Config) -> Iterator[Issue]:
+    """A name that no file of an asset matches fails only when the trainer opens it, on a billed TPU."""
+    for source in sources(config):
+        there = _files_of_asset(config, source.value)
+        if there is not None:
+            wanted = _in_asset(source.value)
+            if problem := _absence(wanted, {file.name for file in there}, source.key in FOLDERS):
+                yield Issue(f"{source.value}: {problem}", source.key)
+        elif config.cloud.kind in ("local", "here") and source.value.startswith("/") and not _exists(source.value):
+            parent = Path(source.value).parent
+            names = {file.name for file in parent.iterdir()} if path_exists(parent) else set[str]()
+            yield Issue(f"{source.value}: {_absence(Path(source.value).name, names, folder=False)}", source.key)
+
+
+@check("object_absent", "error", "data.NAME", *FOLDERS, also="warning", live=True)
+def objects_exist(config: Config, context: Context) -> Iterator[Issue]:
+    """An object that is not in its bucket fails only when the trainer opens it, on a billed TPU."""
+    for source in sources(config):
+        if not source.value.startswith(BUCKET):
+            continue
+        bucket, _, path = source.value.removeprefix(BUCKET).partition("/")
+        try:
+            problem = _object_absence(context, bucket, path, source.key in FOLDERS)
+        except NotFoundError:
+            problem = f"there is no bucket {bucket}"
+        except ForbiddenError as error:
+            message = f"{source.value} was not checked: you may not list {bucket} ({error.message})"
+            yield Issue(f"{message}; the workers read it as {config.cloud.service_account}", source.key, "warning")
+            continue
+        if problem:
+            yield Issue(f"{source.value}: {problem}", source.key)
+
+
+@check("validation", "error", "data.eval_fraction", "data.eval_path", "data.validation_path", also="warning")
+def validation_has_data(config: Config) -> Iterator[Issue]:
+    """An evaluation without validation data ends the run, on a billed TPU."""
+    data = config.data
+    if isinstance(data, RowData) and data.validation_path == data.path:
+        yield Issue(
+            "names the training data, so evaluations measure memory; use null", "data.validation_path", "warning"
+        )
+    elif isinstance(data, RowData) and data.validation_path == data.eval_path and config.checkpoint.best is not None:
+        message = "names the test's questions, by which checkpoint.best would choose; use null, or other questions"
+        yield Issue(message, "data.validation_path", "warning")
+    there = _files_of_asset(config, getattr(config.data, "path", ""))
+    wanted = _in_asset(getattr(config.data, "path", ""))
+    yield from _validation_issues(config, _matching(wanted, there) if there is not None else [])
+
+
+@check("validation_objects", "error", "data.eval_fraction", also="warning", live=True)
+def validation_has_objects(config: Config, context: Context) -> Iterator[Issue]:
+    """As `validation`, for data in a bucket."""
+    path = getattr(config.data, "path", "")
+    if not path.startswith(BUCKET) or getattr(config.data, "eval_path", None) is not None:
+        return
+    bucket, _, pattern = path.removeprefix(BUCKET).partition("/")
+    try:
+        listed = list(islice(_iter_objects(context, bucket, _literal(pattern)), MAX_LISTED))
+    except (NotFoundError, ForbiddenError):
+        return  # `object_absent` reports it
+    if len(listed) < MAX_LISTED:
+        yield from _validation_issues(config, _matching(pattern, listed))
+
+
+def _validation_issues(config: Config, files: list[Found]) -> Iterator[Issue]:
+    data, loop = config.data, config.loop
+    path, eval_path = getattr(data, "path", None), getattr(data, "eval_path", None)
+    if config.program.kind != "trainer" or path is None:
+        return
+    if eval_path is not None:
+        if eval_path == path:
+            yield Issue(
+                "names the training data, so evaluations measure memory; use others", "data.eval_path", "warning"
+            )
+        return
+    if not isinstance(data, Corpus) or not isinstance(loop, LmLoop) or not files:
+        return
+    share, sizes = data.eval_fraction, [file.size for file in files]
+    if isinstance(data, TextData) and data.packing == "windows":
+        known = [size for size in sizes if size is not None]
+        most = int(sum(known) * share)  # a token has at least one byte
+        if len(known) == len(sizes) and most <= loop.seq_len:
+            yield Issue(
+                f"{share:g} of {sum(known)} bytes are at most {most} tokens for validation, and loop.seq_len + 1 = "
+                f"{loop.seq_len + 1} are required; raise it, or set data.eval_path"
+            )
+    elif isinstance(data, TextData) and data.separator is None:
+        if len(files) == 1:
+            yield Issue("a single document cannot be divided; set data.separator, or data.eval_path and 0")
+        elif len(files) * share < 1:
+            message = f"{share:g} of {len(files)} documents, one per file, may be none; raise it, or set data.eval_path"
+            yield Issue(message, severity="warning")
+
+
+def _files_of_asset(config: Config, value: str) -> list[Found] | None:
+    """Return the files of the asset that a value refers to; None if it refers to none or they are not known yet."""
+    name, _, _ = value.removeprefix(ASSET).partition("/")
+    assets: dict[str, Asset] = {name: asset for _, name, asset in config.assets.iter_assets()}
+    if not value.startswith(ASSET) or name not in assets:
+        return None
+    asset = assets[name]
+    if asset.files:
+        return [Found(file, None) for file in asset.files]
+    root = Path(asset.path).expanduser() if asset.path is not None else None
+    if root is None or not path_exists(root):
+        return None  # made by a command later, or reported by `asset_here`
+    if root.is_file():
+        return [Found(root.name, root.stat().st_size)]
+    below = ((path, path.relative_to(root)) for path in root.rglob("*"))
+    return [
+        Found(name.as_posix(), path.stat().st_size)
+        for path, name in below
+        if path.is_file() and not ALWAYS_SKIPPED & set(name.parts)
+    ]
+
+
+def paths_here(config: Config, value: str) -> list[Path]:
+    """Return the files on this machine that a value refers to, in the order in which the trainer reads them."""
+    if value.startswith(ASSET):
+        name = value.removeprefix(ASSET).partition("/")[0]
+        asset = {name: asset for _, name, asset in config.assets.iter_assets()}.get(name)
+        if asset is None or asset.path is None:
+            return []
+        root = Path(asset.path).expanduser()
+        found = sorted(_matching(_in_asset(value), _files_of_asset(config, value) or []))
+        return [root if root.is_file() else root / file.name for file in found]
+    if config.cloud.kind not in ("local", "here") or not value.startswith("/"):
+        return []
+    try:
+        return sorted(path for path in Path("/").glob(value.lstrip("/")) if path.is_file())
+    except OSError:  # a name that is too long for a file
+        return []
+
+
+def _exists(pattern: str) -> bool:
+    try:
+        return any(True for _ in Path("/").glob(pattern.lstrip("/")))
+    except OSError:  # a name that is too long for a file
+        return False
+
+
+def _in_asset(value: str) -> str:
+    return value.removeprefix(ASSET).partition("/")[2].strip("/")
+
+
+def _absence(wanted: str, names: Set[str], folder: bool) -> str:
+    """Return what is missing and what is there instead; empty if nothing is missing.
+
+    Args:
+        wanted: a file name, a pattern, or the name of a folder of weights.
+        names: files that exist, relative to the same folder.
+        folder: whether `wanted` is a folder of weights.
+    """
+    if folder:
+        start = f"{wanted}/" if wanted else ""
+        inside = {name.removeprefix(start) for name in names if name.startswith(start)}
+        if not inside:
+            return f"there is no such folder; there are {_sample(wanted, {name.partition('/')[0] for name in names})}"
+        if CHECKPOINT_MARK in inside and wanted.rpartition("/")[2].isdigit():
+            return ""
+        if not inside & set(WEIGHTS_DESCRIPTIONS):
+            return (
+                f"has neither {' nor '.join(WEIGHTS_DESCRIPTIONS)}; it has {_sample(WEIGHTS_DESCRIPTIONS[0], inside)}"
+            )
+        return ""
+    if wanted in names or _matching(wanted, [Found(name, None) for name in names]):
+        return ""
+    if not _is_pattern(wanted) and any(name.startswith(f"{wanted}/") for name in names):
+        return f"is a folder; name the files in it, e.g. {wanted}/*"
+    return f"no file matches it; there are {_sample(wanted, names)}"
+
+
+def _object_absence(context: Context, bucket: str, path: str, folder: bool) -> str:
+    """Return what is missing in a bucket and what is there instead; empty if nothing is missing."""
+    path = path.strip("/") if folder else path
+    start = f"{path}/" if folder and path else _literal(path)
+    listed = list(islice(_iter_objects(context, bucket, start), MAX_LISTED))
+    if folder and listed:
+        inside = {file.name.removeprefix(start) for file in listed}
+        is_checkpoint = CHECKPOINT_MARK in inside and path.rpartition("/")[2].isdigit()
+        return "" if is_checkpoint else _absence("", inside, folder=True)
+    if len(listed) == MAX_LISTED or (problem := _absence(path, {file.name for file in listed}, folder)) == "":
+        return ""
+    if listed and not _is_pattern(path) and "is a folder" in problem:
+        return problem
+    parent = (path if folder else start).rpartition("/")[0]
+    names = _entries(context, bucket, parent)
+    while not names and parent:
+        parent = parent.rpartition("/")[0]
+        names = _entries(context, bucket, parent)
+    place = f"{BUCKET}{bucket}/{parent}".removesuffix("/")
+    what = "folder" if folder else "object"
+    return f"no {what} matches it; {place} has {_sample(path.rpartition('/')[2], names)}"
+
+
+def _entries(context: Context, bucket: str, folder: str) -> set[str]:
+    """Return the first names in a folder of a bucket; those of folders end in `/`."""
+    prefix = f"{folder}/" if folder else ""
+    answer = context.google.call(
+        "storage", "objects.list", bucket=bucket, prefix=prefix, delimiter="/", maxResults=1000
+    )
+    names = [*(item["name"] for item in answer.get("items", [])), *answer.get("prefixes", [])]
+    return {name.removeprefix(prefix) for name in names} - {""}
+
+
+def _iter_objects(context: Context, bucket: str, prefix: str) -> Iterator[Found]:
+    fields = "items(name,size),nextPageToken"
+    listed = context.google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix, fields=fields)
+    return (Found(item["name"], int(item.get("size", 0))) for item in listed)
+
+
+def _matching(pattern: str, files: Iterable[Found]) -> list[Found]:
+    """Return the files that the trainer would read, which uses the same function of fsspec."""
+    if not _is_pattern(pattern):
+        return [file for file in files if file.name == pattern]
+    from fsspec.utils import glob_translate
+
+    matches = re.compile(glob_translate(pattern)).match
+    return [file for file in files if matches(file.name)]
+
+
+def _is_pattern(name: str) -> bool:
+    return bool(set(name) & set("*?["))
+
+
+def _literal(pattern: str) -> str:
+    """Return the part before the first wildcard."""
+    return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+
+
+def _sample(wanted: str, names: Set[str]) -> str:
+    return nearest_names(wanted, names) or "nothing"

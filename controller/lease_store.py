@@ -1,0 +1,192 @@
+"""Lease of a pod or a run, stored as one object in the bucket: who acts on it, since when, and with which token.
+
+Every write has a generation precondition, so that one of two concurrent writers wins. The age is measured by the
+server's clock: https://cloud.google.com/storage/docs/request-preconditions
+"""
+
+import getpass
+import json
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, TypeAdapter
+
+from controller.agent.worker_processes import boot_id, start_time
+from controller.core.errors import CloudError
+from controller.core.json_documents import Document, has_format
+from controller.gcp.client import GoogleClient
+from controller.gcp.google_errors import NotFoundError
+
+KEY = "lease"
+"""Key of the object's custom metadata that holds the lease, so that one request returns the lease and its age."""
+MAX_TIMESTAMP = 2e11
+"""Largest timestamp that a calendar date can express, in seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class LeaseRecord(Document):
+    """Content of the lease object.
+
+    Attributes:
+        token: increases by one whenever another controller acquires the lease; requests with a smaller token are
+            refused.
+        id: unique id of the controller.
+        holder: `user@host`, for display.
+        process: machine boot and process of the holder; empty if unknown.
+        since: time of acquisition by the holder's clock, for display.
+        seconds: term; the lease expires when it has not been renewed for this long.
+        asked: why another controller asks the holder to release the lease; empty if none does.
+        released: whether the holder released the lease itself.
+        said, exit_code: final message and exit code if the holder's work has ended; None if the run continues.
+        pod: pod on which the holder drives the run; empty for a sweep.
+    """
+
+    KEYS: ClassVar = {
+        "id": "holder_id",
+        "since": "acquired",
+        "seconds": "duration_seconds",
+        "asked": "release_requested",
+        "said": "message",
+    }
+
+    token: Annotated[int, Field(ge=1)]
+    id: str
+    holder: str
+    driver: str
+    run_id: str
+    process: Annotated[str, Field(pattern=r"^(.*:\d{1,10}/.*)?$")]
+    since: Annotated[float, Field(ge=0, le=MAX_TIMESTAMP)]
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    asked: str = ""
+    released: bool = False
+    said: str = ""
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    pod: str = ""
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+        return f"{self.holder} ({self.driver}) for {self.run_id} since {since}"
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "lease.json") -> Self:
+        """Parse what `to_json` wrote. Raises FormatError, KeyError or ValueError if it is not a lease."""
+        return TypeAdapter(cls).validate_python(vars(super().from_json(body, where)))
+
+
+@dataclass(frozen=True)
+class LeaseSnapshot:
+    """Lease record as read. `age` is the seconds since its last write by the server's clock, rounded down."""
+
+    record: LeaseRecord
+    generation: int
+    age: float
+
+    def is_free(self, gone: bool) -> bool:
+        """Return whether another controller may acquire it. `gone`: the holder is known to be dead."""
+        return self.record.released or gone or self.age >= self.record.seconds
+
+
+class DamagedLeaseError(CloudError):
+    """The object of the lease holds something else, in this generation."""
+
+    def __init__(self, message: str, generation: int) -> None:
+        super().__init__(message)
+        self.generation = generation
+
+
+@dataclass(frozen=True)
+class BucketLeaseStore:
+    """Lease store at `pods/NAME/lease.json`, `runs/ID/lease.json` or `sweeps/ID/lease.json` in the bucket."""
+
+    google: GoogleClient
+    bucket: str
+    owner: str
+    collection: Literal["pods", "runs", "sweeps"] = "pods"
+
+    @property
+    def object_name(self) -> str:
+        return f"{self.collection}/{self.owner}/lease.json"
+
+    def read(self) -> LeaseSnapshot | None:
+        try:
+            answer, now = self.google.object_metadata(self.bucket, self.object_name)
+        except NotFoundError:
+            return None
+        where = f"gs://{self.bucket}/{self.object_name}"
+        try:  # anyone with write access to the bucket can write anything there
+            body = json.loads(answer.get("metadata", {}).get(KEY, ""))
+            term = LeaseRecord.from_json(body, where) if has_format(body) else None
+        except (KeyError, ValueError, RecursionError):
+            term = None
+        if term is None:
+            pod = (
+                " and then the pod (`slipway down`), whose workers remember the lease"
+                if self.collection == "pods"
+                else ""
+            )
+            raise DamagedLeaseError(
+                f"{where} is not a lease written by slipway; once no controller uses it, delete it "
+                f"(`gcloud storage rm {where}`){pod}",
+                int(answer["generation"]),
+            )
+        return LeaseSnapshot(
+            term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp()
+        )
+
+    def write(self, term: LeaseRecord, generation: int) -> int:
+        text = json.dumps(term.to_json())
+        answer = self.google.upload(
+            self.bucket, self.object_name, text.encode(), generation=generation, metadata={KEY: text}
+        )  # fmt: skip
+        return int(answer["generation"])
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Identity of a controller; by default of this process."""
+
+    driver: str
+    run_id: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    holder: str = field(default_factory=lambda: f"{getpass.getuser()}@{socket.gethostname()}")
+    process: str = field(default_factory=lambda: process_id())
+    pod: str = ""
+
+    def is_known_dead(self, other: LeaseRecord) -> bool:
+        """Return whether the holder is a dead process of this boot of this machine, which nobody needs to wait for."""
+        where, _, which = other.process.rpartition(":")
+        pid, _, began = which.partition("/")
+        return bool(where) and where == self.process.rpartition(":")[0] and start_time(int(pid)) != began
+
+    def new_record(self, token: int, since: float, seconds: float) -> LeaseRecord:
+        who = (self.id, self.holder, self.driver, self.run_id, self.process)
+        return LeaseRecord(token, *who, since, seconds, pod=self.pod)
+
+    def for_run(self, run_id: str) -> Self:
+        """Return the identity of the same controller for another run."""
+        return replace(self, run_id=run_id)
+
+
+def has_ended(process: str) -> bool:
+    """Return whether a process that `process_id` named on this machine has surely ended."""
+    where, _, which = process.rpartition(":")
+    here = process_id().rpartition(":")[0]
+    if not where or not here:
+        return False
+    if where != here:
+        return where.partition(":")[0] != here.partition(":")[0]  # before this boot; or in another container
+    pid, _, began = which.partition("/")
+    return start_time(int(pid)) != began
+
+
+def process_id() -> str:
+    """Return `BOOT:NAMESPACE:PID/START`, or "" without /proc, which tells the containers of a machine apart."""
+    spaces = Path("/proc/self/ns/pid")
+    if not spaces.exists():
+        return ""
+    return f"{boot_id()}:{spaces.readlink().name.replace(':', '')}:{os.getpid()}/{start_time(os.getpid())}"

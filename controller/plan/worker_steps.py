@@ -1,0 +1,341 @@
+"""Steps on the workers that must be done before the program starts; and who fetches or builds an asset.
+
+How long that takes and what it costs is told as far as it is known before. A build can run near the bucket if it needs
+nothing of this machine but the shipped code.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import conf
+from conf.schema.assets import HUB
+from conf.schema.cloud import HereCloud
+from conf.schema.config import Config, digest
+from controller.agent.protocol import ObserveRequest
+from controller.config.pod_facts import Placeholders
+from controller.config.pod_facts import backend as expected_backend
+from controller.context import format_size
+from controller.core.errors import ConfigError
+from controller.gcp.prices import HOURS_PER_MONTH, hourly_price, load_prices
+from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot
+from controller.inputs.env_inputs import Requirements, Vault, read_requirements
+from controller.inputs.resolved_assets import BuildRecipe, ResolvedAsset, files_below, path_exists
+from controller.reconcile import Resource
+from controller.resources.devices import FREE, DeviceProbe, FreeChips
+from controller.resources.machines import TIDY_STATE, SshAccess, Watchdog, WorkerHygiene
+from controller.resources.pod.node import Node
+from controller.resources.software import RunConfig, Setup, Venv, WorkerCode
+from controller.resources.uploads.archives import CodeArchive, Wheels
+from controller.resources.uploads.bucket_assets import PodFetchedAsset
+from controller.resources.uploads.errands import OWN, PodBuiltAsset
+from controller.resources.uploads.nearby import (
+    BUILD_SETUP_SECONDS,
+    BYTES_PER_SECOND,
+    LARGE_BYTES,
+    SYSTEM_GB,
+    fetch_machine,
+    fetch_seconds,
+)
+from controller.resources.uploads.source_assets import PodFetchedSource
+
+OUTSIDE = re.compile(r"(?:^|[\s\"'=])(~[^\s\"':;]*|\.\./[^\s\"':;]*|/(?!dev/|usr/|bin/|tmp/|proc/)[^\s\"':;]+)")
+"""A path of this machine in a word, which may be a script for a shell."""
+MODULES = "trainer."
+
+
+def with_bounds(config: Config, asset: ResolvedAsset, code: CodeSnapshot, requirements: Requirements) -> ResolvedAsset:
+    """Return the asset with what binds its build to a machine."""
+    recipe = asset.recipe
+    if recipe is None:
+        return asset
+    vm_bound = ""
+    if config.env.packages == "image" and config.cloud.kind != "local":
+        vm_bound = "env.packages=image is about the image of TPU VMs"
+    elif requirements.git:
+        vm_bound = "env.requirements names git repositories, which are built for the pod"
+    bound = next(_bounds(config, recipe, code), "")
+    return replace(asset, recipe=replace(recipe, bound=bound, vm_bound=bound or vm_bound))
+
+
+def _bounds(config: Config, recipe: BuildRecipe, code: CodeSnapshot) -> Iterator[str]:
+    """Yield why a build can run on this machine only."""
+    if recipe.argv[0] == OWN:
+        if not recipe.argv[1:2] or not recipe.argv[1].startswith(MODULES):
+            yield f"`{' '.join(recipe.argv[:2])}` is a verb of this machine"
+        elif config.program.kind != "trainer":
+            yield f"{recipe.argv[1]} is not in the code that program=command ships"
+    for word in (*recipe.argv, *recipe.inputs):
+        if found := OUTSIDE.search(word):
+            yield f"it names {found[1]}, a path of this machine"
+    if isinstance(code, UnfetchedSnapshot):
+        return
+    named = [
+        word for word in dict.fromkeys((*recipe.argv[1:], *recipe.inputs)) if word and not Path(word).is_absolute()
+    ]
+    for word in named:
+        path = recipe.root / word
+        if path_exists(path) and path.resolve() != recipe.root.resolve():
+            shipped = {file.resolve() for file in code.paths.values()}
+            left = next((file for file in files_below(path) if file.resolve() not in shipped), None)
+            if left is not None:
+                yield f"it reads {left.relative_to(recipe.root)}, which is not among the shipped files"
+
+
+LAPTOP_BYTES_PER_SECOND = 12.5e6
+"""Of an office's 100 Mbit/s, down and up at once; assumed."""
+GB = 1e9
+
+
+def fetched_nearby(config: Config, asset: ResolvedAsset) -> bool:
+    """Return whether a VM may fetch or build the asset, in a network that Slipway creates."""
+    wanted = config.assets.fetch_on_of(asset.kind, asset.name)
+    if config.cloud.kind == "here" or config.tpu.adopt or wanted not in ("auto", "vm"):
+        return False
+    if asset.recipe is not None:
+        return not asset.recipe.vm_bound and (wanted == "vm" or bool(asset.recipe.sources))
+    return _is_on_the_net(asset)
+
+
+def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
+    """Return whether the pod fetches or builds the asset; local files are sent from this machine."""
+    if config.assets.fetch_on_of(asset.kind, asset.name) != "pod":
+        return False
+    return not asset.recipe.bound if asset.recipe is not None else _is_on_the_net(asset)
+
+
+def _is_on_the_net(asset: ResolvedAsset) -> bool:
+    return (asset.source or "").startswith(HUB) or any(file.url for file in asset.files)
+
+
+def fetcher_of(config: Config, asset: ResolvedAsset, size: int) -> Literal["laptop", "vm", "pod"]:
+    """Return who fetches an asset of so many bytes."""
+    if fetched_on_pod(config, asset):
+        return "pod"
+    large = config.assets.fetch_on_of(asset.kind, asset.name) == "vm" or size >= LARGE_BYTES
+    return "vm" if large and fetched_nearby(config, asset) else "laptop"
+
+
+def describe_fetch(config: Config, asset: ResolvedAsset, size: int, now: float) -> str:
+    """Return who fetches an asset, about how many minutes that takes, and for how many dollars; `now` as for prices."""
+    fetcher, table = fetcher_of(config, asset, size), load_prices()
+    traffic = size / GB * table["nat"]["usd_per_gb"] if config.network.nat and not config.external_ip else 0.0
+    if fetcher == "laptop":
+        seconds = size / LAPTOP_BYTES_PER_SECOND
+        return f"through this machine, about {_minutes(seconds)} at 100 Mbit/s"
+    if fetcher == "pod":
+        seconds = size / BYTES_PER_SECOND
+        who, per_hour = "by worker 0 of the pod", hourly_price(config, now).total
+    else:
+        seconds, machine = fetch_seconds(size), fetch_machine(config)
+        disk = SYSTEM_GB * table["disk"]["usd_per_gb_month"]["pd-balanced"] / HOURS_PER_MONTH
+        who, per_hour = f"by an {machine} in {config.tpu.zone}", table["vm"]["usd_per_hour"][machine] + disk
+    words = f"{who}, about {_minutes(seconds)}"
+    if config.cloud.kind == "local" or per_hour is None:
+        return words
+    nat = f", of which ${traffic:.2f} for NAT" if traffic >= 0.005 else ""
+    return f"{words} and ${seconds / 3600 * per_hour + traffic:.2f}{nat}"
+
+
+def describe_build(config: Config, asset: ResolvedAsset, size: int, why_here: str, now: float) -> str:
+    """Return who builds an asset that reads so many bytes of the Hub; `why_here` is why it has to be this machine."""
+    fetcher, recipe = "laptop" if why_here else fetcher_of(config, asset, size), asset.recipe
+    assert recipe, "only builds have a recipe"
+    wanted = config.assets.fetch_on_of(asset.kind, asset.name)
+    if fetcher == "laptop":
+        if wanted == "laptop":
+            return "built on this machine, as fetch_on says"
+        if config.cloud.kind == "here" or (config.tpu.adopt and wanted != "pod"):
+            return "built on this machine: there is no network for a VM"
+        known = (
+            f"it reads {format_size(size)} of the Hub, less than 1 GB"
+            if size
+            else "its command names nothing of the Hub"
+        )
+        return f"built on this machine: {why_here or recipe.vm_bound or known}"
+    if fetcher == "pod":
+        who, per_hour = "worker 0 of the pod", hourly_price(config, now).total
+    else:
+        machine = fetch_machine(config)
+        who, per_hour = f"an {machine} in {config.tpu.zone}", load_prices()["vm"]["usd_per_hour"][machine]
+    reads = f"; it reads {format_size(size)} of the Hub" if size else ""
+    setup = f", after about {_minutes(BUILD_SETUP_SECONDS)} for its packages" if fetcher == "vm" else ""
+    price = "" if config.cloud.kind == "local" or per_hour is None else f", ${per_hour:.2f} per hour until it is done"
+    return f"built on {who}{setup}{price}{reads}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min"
+
+
+LOCK_FILE = Path(conf.__file__).with_name("requirements.txt")
+WANDB_LOCK_FILE = Path(conf.__file__).with_name("wandb.txt")
+EVALS_LOCK_FILE = Path(conf.__file__).with_name("evals.txt")
+PIN = re.compile(r"^(?P<name>[\w.-]+)(\[.*?\])?==.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+"""One package of a lock file, with its hashes."""
+
+
+def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
+    """Return the packages that the venv must contain. Raises ConfigError if the requirements file is unusable."""
+    config = with_own_python(config)
+    if config.env.packages == "lock":
+        return Requirements(_lock(config))
+    if config.env.packages != "requirements" or config.env.requirements is None:
+        return Requirements("")
+    if isinstance(code, UnfetchedSnapshot):
+        return Requirements("")
+    name = Path(config.env.requirements).as_posix()
+    if name not in code.files:
+        raise ConfigError(f"env.requirements: {name} is not among the files shipped from {code.root}")
+    return read_requirements(code.root, name)
+
+
+def with_own_python(config: Config) -> Config:
+    """Return the config with the packages that the program gets, with `cloud.python=current` those of Slipway itself.
+
+    Setup commands may install packages, so they get a venv on top of it.
+    """
+    cloud = config.cloud
+    if not isinstance(cloud, HereCloud) or cloud.python != "current":
+        return config
+    packages = "image" if config.program.setup else "none"
+    return config.model_copy(update={"env": config.env.model_copy(update={"packages": packages})})
+
+
+def _lock(config: Config) -> str:
+    """Return the pinned packages, plus those that logging.wandb and the evaluation lm_eval need."""
+    text = LOCK_FILE.read_text()
+    if config.program.kind != "trainer":
+        return text
+    more = [WANDB_LOCK_FILE] if config.logging.wandb is not None else []
+    evaluations = getattr(config.loop, "evaluations", {}).values()
+    for file in [*more, EVALS_LOCK_FILE] if any(wanted.run == "lm_eval" for wanted in evaluations) else more:
+        there = {match["name"] for match in PIN.finditer(text)}
+        text += "".join(match[0] for match in PIN.finditer(file.read_text()) if match["name"] not in there)
+    return text
+
+
+@dataclass(frozen=True)
+class WorkerInputs:
+    config: Config
+    node: Node
+    code: CodeArchive
+    run_id: str
+    run_yaml: str
+    placeholders: Placeholders
+    vault: Vault
+    requirements: Requirements
+    wheels: Wheels | None
+    assets: Mapping[str, ResolvedAsset]
+
+
+def _pod_fetched_assets(run: WorkerInputs, tidied: str, venv: Venv, code: WorkerCode) -> Iterator[PodFetchedAsset]:
+    where: dict[str, Any] = {"node": run.node.id, "bucket": run.code.bucket, "vault": run.vault}
+    for asset in run.assets.values():
+        if not fetched_on_pod(run.config, asset):
+            continue
+        place = {"name": asset.name, "content": asset, **where}
+        if asset.recipe is not None:
+            yield PodBuiltAsset(**place, code=code.name, venv=venv.name, depends_on=(tidied, venv.id, code.id))
+        else:
+            yield (PodFetchedSource if asset.source else PodFetchedAsset)(**place, depends_on=(tidied,))
+
+
+def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
+    """Yield the resources of the workers in the order of creation."""
+    config, node, code = with_own_python(run.config), run.node, run.code
+    here = isinstance(config.cloud, HereCloud)
+    needs_chips = config.program.needs_chips and not here
+    workers = node.spec.workers
+    setup = config.program.setup
+    tidied = WorkerHygiene(
+        name=node.name,
+        node=node.id,
+        min_free_gb=config.env.min_free_gb,
+        state=(TIDY_STATE,) * workers,
+        depends_on=(f"{SshAccess.kind}/{node.name}",),
+    )
+    venv = Venv.for_workers(
+        config,
+        run.requirements.text,
+        workers,
+        node=node.id,
+        bucket=code.bucket,
+        vault=run.vault,
+        wheels=run.wheels.id if run.wheels else None,
+        depends_on=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
+    )
+    asks: ObserveRequest = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
+    if needs_chips:
+        asks["chips"] = True
+    ssh = SshAccess(
+        name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * workers,
+        here=here, depends_on=(node.id,),
+    )  # fmt: skip
+    yield ssh
+    # Without any limit, its heartbeat keeps the pod's dead man's switch from acting.
+    if not config.tpu.adopt and not here:
+        minutes = config.cleanup.idle_minutes
+        idle = None if minutes is None else 60 * minutes
+        yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, depends_on=(ssh.id,))
+    yield tidied
+    ready: list[str] = []
+    if needs_chips:
+        expected, free = config.topology.chips // workers, (FREE,) * workers
+        yield (chips := FreeChips(name=node.name, node=node.id, expected=expected, state=free, depends_on=(tidied.id,)))
+        ready.append(chips.id)
+    yield venv
+    tree = (code.name,) * workers
+    shipped = WorkerCode(name=code.name, node=node.id, archive=code, tree=tree, depends_on=(tidied.id, code.id))
+    yield shipped
+    placed = RunConfig(
+        name=run.run_id,
+        node=node.id,
+        text=run.run_yaml,
+        variables=tuple(sorted(run.placeholders.environment(config.env.vars).items())),
+        sha256=(hashlib.sha256(run.run_yaml.encode()).hexdigest(),) * workers,
+        depends_on=(ssh.id,),
+    )
+    yield placed
+    ready += [venv.id, shipped.id, placed.id]
+    for asset in _pod_fetched_assets(run, tidied.id, venv, shipped):
+        yield asset
+        ready.append(asset.id)
+    if setup:
+        commands = tuple(run.placeholders.fill_all(argv, "program.setup") for argv in setup)
+        prepared = Setup(
+            name=run.run_id,
+            node=node.id,
+            commands=commands,
+            code=code.name,
+            venv=venv.name,
+            vault=run.vault,
+            done=(digest([commands, code.name, venv.name]),) * workers,
+            depends_on=tuple(ready),
+        )
+        yield prepared
+        ready = [prepared.id]
+    yield _device_probe(config, node, venv, ready)
+
+
+def _device_probe(config: Config, node: Node, venv: Venv, depends_on: Sequence[str]) -> DeviceProbe:
+    workers, needs_chips = node.spec.workers, config.program.needs_chips
+    backend = expected_backend(config)
+    return DeviceProbe(
+        name=node.name,
+        node=node.id,
+        venv=venv.name,
+        backend=backend,
+        devices=(config.topology.devices_per_worker,) * workers,
+        reach_worker_0=(True,) * workers,
+        healthy=(True,) * workers,
+        libtpu=(True,) * workers,
+        probe_devices=config.program.kind == "trainer",
+        health_check=config.cloud.health_check and needs_chips,
+        needs_libtpu=backend == "tpu" and needs_chips and "TPU_LIBRARY_PATH" not in config.env.vars,
+        devices_per_chip=config.topology.devices // config.topology.chips,
+        depends_on=tuple(depends_on),
+    )

@@ -1,0 +1,231 @@
+"""Download the files of a run from its bucket, and choose one of its checkpoints.
+
+A file is downloaded in parts under a temporary name, which holds the object's generation, and renamed at the end. A
+second download continues after the last part, and skips files that are complete.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from controller.core.errors import CloudError, ConfigError
+from controller.core.text import is_folder, object_url
+from controller.gcp.client import GoogleClient
+from controller.gcp.google_errors import NotFoundError
+
+PART_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """Object of a run; `path` is relative to the run's folder in the bucket."""
+
+    name: str
+    path: str
+    size: int
+    generation: str
+    md5: str
+    """MD5 in Base64; empty for composite objects."""
+
+
+def list_files(google: GoogleClient, bucket: str, prefix: str, path: str) -> list[RemoteFile]:
+    """List the files of a run below a path, which is a file or a folder; "" lists all.
+
+    Raises:
+        ConfigError: there are none; the message names what there is.
+    """
+    wanted = path.strip("/")
+    every = list(_list_objects(google, bucket, f"{prefix}/"))
+    found = [f for f in every if not wanted or f.path == wanted or f.path.startswith(f"{wanted}/")]
+    if not found:
+        top = sorted({f.path.partition("/")[0] + ("/" if "/" in f.path else "") for f in every})
+        there = f"it has {', '.join(top)}" if top else "the bucket has no files of this run"
+        raise ConfigError(f"get: gs://{bucket}/{prefix}/{wanted}: no such file or folder; {there}")
+    return found
+
+
+def _list_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[RemoteFile]:
+    fields = "items(name,size,generation,md5Hash),nextPageToken"
+    try:
+        for item in google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix, fields=fields):
+            path = item["name"].removeprefix(prefix)
+            if path and not path.endswith("/"):  # an empty object that stands for a folder
+                size, generation = int(item["size"]), str(item["generation"])
+                yield RemoteFile(item["name"], path, size, generation, item.get("md5Hash", ""))
+    except NotFoundError:
+        return
+
+
+def local_path(folder: Path, path: str) -> Path:
+    """Return where a file goes. Raises ConfigError if its name would lead out of the folder."""
+    parts = PurePosixPath(path).parts
+    if not parts or ".." in parts or "\0" in path or PurePosixPath(path).is_absolute():
+        raise ConfigError(f"get: the object name {path!r} is no path inside a folder")
+    return folder.joinpath(*parts)
+
+
+def is_complete(file: RemoteFile, target: Path) -> bool:
+    """Return whether the target has the object's content already; without a checksum, its size decides."""
+    if not target.is_file() or target.stat().st_size != file.size:
+        return False
+    return not file.md5 or _md5(target) == file.md5
+
+
+def fetch_file(
+    google: GoogleClient, bucket: str, file: RemoteFile, target: Path, moved: Callable[[int], object]
+) -> None:
+    """Download a file, continuing where an earlier download of the same generation stopped.
+
+    Args:
+        google: client of the bucket's project.
+        bucket: name of the bucket.
+        file: object to download.
+        target: where the file goes; an earlier file there is replaced at the end.
+        moved: called with the number of bytes after each part.
+
+    Raises:
+        CloudError: the content is not what the object's checksum says, or the object has changed meanwhile.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{file.generation}.part")
+    done = partial.stat().st_size if partial.exists() else 0
+    if done > file.size:
+        partial.unlink()
+        done = 0
+    moved(done)
+    with partial.open("ab") as out:
+        while done < file.size:
+            end = min(done + PART_BYTES, file.size)
+            try:
+                part = google.download_range(bucket, file.name, file.generation, done, end)
+            except NotFoundError:
+                raise CloudError(f"gs://{bucket}/{file.name} was replaced during the download; try again") from None
+            if len(part) != end - done:
+                raise CloudError(f"gs://{bucket}/{file.name}: expected {end - done} bytes, got {len(part)}; try again")
+            out.write(part)
+            done = end
+            moved(len(part))
+    if file.md5 and _md5(partial) != file.md5:
+        partial.unlink()
+        raise CloudError(f"gs://{bucket}/{file.name}: the downloaded content does not match its checksum; try again")
+    partial.replace(target)
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as content:
+        return base64.b64encode(
+            hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).digest()
+        ).decode()
+
+
+LATEST, BEST = "latest", "best"
+MARK = "commit_success.txt"
+"""File that Orbax writes last into a checkpoint."""
+SCORES_FILE = "scores.json"
+
+
+def choose_step(google: GoogleClient, bucket: str, run_id: str, wanted: str, key: str) -> int:
+    """Return the step of a complete checkpoint.
+
+    Args:
+        google: client of the bucket's project.
+        bucket: name of the bucket, or the folder of `cloud=here`.
+        run_id: id of the run.
+        wanted: LATEST, BEST or a step.
+        key: what the user gave it with; begins the message.
+
+    Raises:
+        ConfigError: the run has no such checkpoint; the message names those that it has.
+    """
+    steps = complete_steps(google, bucket, run_id)
+    if not steps:
+        raise ConfigError(
+            f"{key}: {run_id} has no complete checkpoint in {object_url(bucket, f'runs/{run_id}/checkpoints')} yet; "
+            "the bundled trainer saves one every checkpoint.save_interval updates"
+        )
+    there = f"{run_id} has checkpoints of steps {', '.join(map(str, steps))}"
+    if wanted == LATEST:
+        return steps[-1]
+    if wanted == BEST:
+        best = _best_step(google, bucket, run_id, steps)
+        if best is None:
+            raise ConfigError(f"{key}: {run_id} did not record a best checkpoint (checkpoint.best); {there}")
+        return best
+    if int(wanted) not in steps:
+        raise ConfigError(f"{key}: there is no checkpoint of step {wanted}; {there}")
+    return int(wanted)
+
+
+def complete_steps(google: GoogleClient, bucket: str, run_id: str) -> list[int]:
+    """Return the steps of the run's complete checkpoints, in order."""
+    prefix = f"runs/{run_id}/checkpoints/"
+    try:
+        items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
+    except NotFoundError:
+        return []
+    found = (re.fullmatch(rf"(\d+)/{re.escape(MARK)}", item["name"].removeprefix(prefix)) for item in items)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _best_step(google: GoogleClient, bucket: str, run_id: str, steps: list[int]) -> int | None:
+    try:
+        known: dict[str, Any] = json.loads(google.download(bucket, f"runs/{run_id}/{SCORES_FILE}"))
+    except NotFoundError:
+        return None
+    scores = {int(step): value for step, value in known["scores"].items() if int(step) in steps}
+    if not scores:
+        return None
+    return (min if known["mode"] == "min" else max)(sorted(scores), key=scores.__getitem__)
+
+
+def fetch_checkpoint(
+    google: GoogleClient, bucket: str, run_id: str, step: int, state: Path, moved: Callable[[str, int, int], object]
+) -> Path:
+    """Return the folder of a checkpoint on this machine, below a folder with the run's run.yaml and tokenizer.
+
+    That of `cloud=here` is where it is. Others are copied to `state`/weights/RUN, which keeps one checkpoint per run:
+    an interrupted copy continues, and a second call copies nothing.
+
+    Args:
+        google: client of the bucket's project.
+        bucket: name of the bucket, or the folder of `cloud=here`.
+        run_id: id of the run.
+        step: number of a complete checkpoint.
+        state: state folder of this machine.
+        moved: called with a file's path, the bytes copied since the last call, and those of all missing files.
+
+    Raises:
+        ConfigError: the copy cannot be written.
+    """
+    if is_folder(bucket):
+        return Path(bucket) / "runs" / run_id / "checkpoints" / str(step)
+    folder = state / "weights" / run_id
+    prefix = f"runs/{run_id}"
+    files = [
+        file
+        for file in list_files(google, bucket, prefix, "")
+        if (file.path == "run.yaml" or file.path.startswith(("tokenizer/", f"checkpoints/{step}/")))
+    ]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for other in (folder / "checkpoints").glob("*"):
+            if other.name != str(step):
+                shutil.rmtree(other)
+        missing = [file for file in files if not is_complete(file, local_path(folder, file.path))]
+        total = sum(file.size for file in missing)
+        for file in missing:
+            path = file.path
+
+            def advance(size: int, path: str = path) -> None:
+                moved(path, size, total)
+
+            fetch_file(google, bucket, file, local_path(folder, path), advance)
+    except OSError as error:
+        raise ConfigError(f"run.state_dir: {folder} cannot be written: {error.strerror}") from None
+    return folder / "checkpoints" / str(step)

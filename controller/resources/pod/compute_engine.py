@@ -1,0 +1,386 @@
+"""Compute Engine as a plane: slices that are instances, or groups of them; and what it can tell before one is made.
+
+Its pools of quota are per region, apart from those of the TPU API. Calendar reservations are capacity for one to ninety
+days, from a day in the next months on:
+https://cloud.google.com/compute/docs/instances/future-reservations-calendar-mode-overview. Slipway books none: Google
+neither cancels nor changes one, and bills it whether it is used or not.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from conf.schema.config import Config
+from conf.schema.topology import Topology, tpu_type_table
+from controller.context import Context
+from controller.core.finding import Issue
+from controller.core.this_process import iso_timestamp
+from controller.gcp.answers import MARK, leaf, parse_timestamp
+from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
+from controller.resources.pod import instance_bodies
+from controller.resources.pod.instance_bodies import MAX_RUN_MARGIN_SECONDS, max_run_seconds, slice_spec
+from controller.resources.pod.instance_groups import (
+    API,
+    GroupProvisioner,
+    InstanceProvisioner,
+    InstanceVms,
+    change,
+    delete_part,
+    read_group,
+)
+from controller.resources.pod.instance_states import is_tpu, parse_group, parse_instance
+from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import PlaneAdvice, no_listing, quota_metrics, zone_key
+from controller.ssh.login import WorkerVms
+
+FLEX_SECONDS = 7 * 24 * 3600
+"""Longest life of a flex-start pod: https://cloud.google.com/compute/docs/instances/about-flex-start-vms."""
+
+
+class ComputeEngineChecks:
+    """Implements `PlaneChecks`."""
+
+    def offers(self, topology: Topology) -> bool:
+        return bool(topology.image_family and topology.machine_type)
+
+    def obstacles(self, config: Config) -> Iterator[Issue]:
+        topology, tpu, generations = config.topology, config.tpu, tpu_type_table()["generations"]
+        if not topology.image_family:
+            others = ", ".join(name for name, facts in generations.items() if "image_family" in facts)
+            message = f"Compute Engine has no {topology.generation}; set it to auto or tpu_api, or choose {others}"
+            yield Issue(message, "tpu.plane")
+        elif not topology.machine_type:
+            machines = ", ".join(generations[topology.generation]["machine_types"].values())
+            message = f"Compute Engine has no VM type for {tpu.accelerator_type}; it has {machines}"
+            yield Issue(message, "tpu.accelerator_type")
+        if tpu.provisioner != "auto":
+            message = f"{tpu.provisioner} is a way of the TPU API; set it to auto, or tpu.plane to tpu_api"
+            yield Issue(message, "tpu.provisioner")
+
+    def tier_obstacles(self, config: Config, tier: str) -> Iterator[Issue]:
+        if tier == "preemptible":
+            yield Issue("Compute Engine has no preemptible TPUs; choose spot", "tpu.capacity")
+        if tier == "reserved" and config.tpu.reservation is None:
+            yield Issue("tpu.capacity=reserved needs the name of the reservation", "tpu.reservation")
+        if tier != "flex_start":
+            return
+        seconds = max_run_seconds(config)
+        if not seconds:
+            message = "flex_start needs a duration: set it to at most 168, or set budget.max_hours"
+            yield Issue(message, "tpu.max_run_hours")
+        elif seconds > FLEX_SECONDS + MAX_RUN_MARGIN_SECONDS:
+            message = f"Google ends a flex_start pod after 168 hours, and this is {seconds / 3600:.0f}; set it to at"
+            yield Issue(f"{message} most 168", "tpu.max_run_hours")
+
+    def image(self, config: Config) -> Iterator[Issue]:
+        """Google does not refuse an image of the TPU API by its name, but does not find it."""
+        wanted, documented = config.tpu.runtime_version, config.topology.image_family
+        if wanted in (None, documented):
+            return
+        generation, generations = config.topology.generation, tpu_type_table()["generations"]
+        if any(wanted == facts["runtime_version"] for facts in generations.values()):
+            message = f"{wanted} is an image of the TPU API; on Compute Engine use {documented}, or null"
+            yield Issue(message, "tpu.runtime_version", "error")
+        elif config.tpu.plane == "auto" and "/" not in wanted:
+            message = f"{wanted} is not known as an image of Compute Engine; set tpu.plane, or use null"
+            yield Issue(message, "tpu.runtime_version", "error")
+        elif made_for := [name for name, facts in generations.items() if wanted == facts.get("image_family")]:
+            message = f"{wanted} is an image for {', '.join(made_for)}, not for {generation}; use {documented}, or null"
+            yield Issue(message, "tpu.runtime_version", "error")
+        else:
+            yield Issue(f"{wanted} is not the documented image for {generation}; use {documented}, or null")
+
+    def offered_types(self, config: Config, context: Context) -> Iterator[Issue]:
+        wanted = config.topology.machine_type
+        for zone in config.tpu.all_zones:
+            try:
+                context.google.call(API, "machineTypes.get", project=context.project, zone=zone, machineType=wanted)
+            except NotFoundError:
+                message = f"Compute Engine offers no {wanted} in {zone}; choose another zone, or set tpu.plane"
+                yield Issue(message, zone_key(config, zone))
+
+    def offered_images(self, config: Config, context: Context) -> Iterator[Issue]:
+        """Yield nothing: Google rejects a mistyped image at once."""
+        return iter(())
+
+    def listing(self, config: Config, context: Context) -> Iterator[Issue]:
+        zone = config.tpu.zone
+        try:
+            context.google.call(API, "instances.list", project=context.project, zone=zone, maxResults=1)
+        except ForbiddenError as error:
+            yield no_listing(zone, "roles/compute.instanceAdmin.v1", error)
+
+    def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
+        """Yield the pools that a request will draw on: what the TPU API's pools hold is no use there.
+
+        Google does not document that it shows them, so a pool that is not listed is only noted.
+        """
+        generation = config.topology.generation
+        chips = chips or config.topology.chips
+        limits = limits_of(context)
+        standard, preemptible = QUOTA_FAMILIES[generation], f"preemptible_tpu_{generation.removeprefix('tpu')}"
+        pools = {"on_demand": (standard,), "spot": (preemptible,), "flex_start": (preemptible, standard)}
+        wanted = [(region, tier) for region in config.regions for tier in config.tpu.capacity if tier in pools]
+        known = {place: [limits.get((pool, place[0])) for pool in pools[place[1]]] for place in wanted}
+        short = {place: found for place, found in known.items() if all(n is not None and n < chips for n in found)}
+        for region, tier in wanted:
+            found = known[region, tier]
+            names = " and then ".join(
+                pool.upper() if pool.startswith("preemptible") else f"TPUS_PER_TPU_FAMILY ({pool})"
+                for pool in pools[tier]
+            )
+            what = f"{config.tpu.accelerator_type} {tier} draws on Compute Engine's quota {names} in {region}"
+            if (region, tier) in short:
+                most = max(limit for limit in found if limit is not None)
+                yield Issue(
+                    f"{what}, which is {most:.0f}, and {chips} are needed; that of the TPU API does not count. Request "
+                    "more (IAM & Admin > Quotas), or change tpu.capacity, tpu.zone or tpu.plane",
+                    severity="error" if len(short) == len(wanted) else "warning",
+                )
+            elif None in found:
+                yield Issue(f"{what}, not on the TPU API's; Google does not show how much that is", severity="note")
+            elif config.tpu.plane == "auto":
+                limit = max(limit for limit in found if limit is not None)
+                yield Issue(
+                    f"{what}, which is {'unlimited' if limit == float('inf') else f'{limit:.0f}'}", severity="note"
+                )
+
+
+QUOTA_FAMILIES = {"v5p": "CT5P", "v6e": "CT6E", "tpu7x": "TPU7X"}
+"""Values of the dimension `tpu_family` of the standard quota, by generation."""
+
+
+def limits_of(context: Context) -> dict[tuple[str, str], float]:
+    """Return the limits by (family or preemptible_tpu_v6e, region)."""
+    limits: dict[tuple[str, str], float] = {}
+    for metric in quota_metrics(context, "compute.googleapis.com"):
+        name = metric.get("metric", "").rpartition("/")[2].lower().replace("-", "_")
+        if name != "tpus_per_tpu_family" and not name.startswith("preemptible_tpu_"):
+            continue
+        for limit in metric.get("consumerQuotaLimits", []):
+            for bucket in limit.get("quotaBuckets", []):
+                where = bucket.get("dimensions", {})
+                value = float(bucket.get("effectiveLimit", 0))
+                if region := where.get("region"):
+                    limits[where.get("tpu_family", name), region] = float("inf") if value < 0 else value
+    return limits
+
+
+VM_FAMILIES: Mapping[str, str] = MappingProxyType({
+    "v5p": "VM_FAMILY_CLOUD_TPU_POD_SLICE_CT5P",
+    "v6e": "VM_FAMILY_CLOUD_TPU_LITE_POD_SLICE_CT6E",
+    "tpu7x": "VM_FAMILY_CLOUD_TPU_POD_SLICE_TPU7X",
+})  # fmt: skip
+DAY = 86400.0
+LATEST_START_DAYS = 119.0
+"""Google answers for 120 days; a day less, since its clock is another one."""
+KEY = "pod"
+
+
+def advised_reservations(config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
+    """Yield what Google advises for a config's slice in its zones, for so many days. Raises GoogleError."""
+    for region in config.regions:
+        zones = [zone for zone in config.tpu.all_zones if zone.rpartition("-")[0] == region]
+        body = request_body(config, days, context.clock.now())
+        answer = context.google.call(API, "advice.calendarMode", project=context.project, region=region, body=body)
+        for recommendation in answer.get("recommendations", []):
+            for found in recommendation.get("recommendationsPerSpec", {}).values():
+                yield from parse_offers(found, zones)
+
+
+def request_body(config: Config, days: float, now: float) -> dict[str, Any]:
+    """Return the body of `advice.calendarMode` for the chips of a config."""
+    topology = config.topology
+    chips = {
+        "vmFamily": VM_FAMILIES[topology.generation],
+        "acceleratorCount": str(topology.chips),
+        "workloadType": "BATCH",
+    }
+    duration = f"{days * DAY:.0f}s"
+    window = {
+        "startTimeNotEarlierThan": iso_timestamp(now),
+        "startTimeNotLaterThan": iso_timestamp(now + LATEST_START_DAYS * DAY),
+        "minDuration": duration,
+        "maxDuration": duration,
+    }
+    spec = {"targetResources": {"aggregateResources": chips}, "timeRangeSpec": window, "deploymentType": "DENSE"}
+    return {"futureResourcesSpecs": {KEY: spec}}
+
+
+def parse_offers(found: Mapping[str, Any], zones: list[str]) -> Iterator[CalendarOffer]:
+    """Yield the zone that Google recommends, which may be none of the config's, then why it recommends no other."""
+    if location := found.get("location"):
+        times = [parse_timestamp(found.get(name)) for name in ("startTime", "endTime")]
+        yield CalendarOffer(leaf(location), begin=times[0], end=times[1])
+    for name, about in sorted(found.get("otherLocations", {}).items()):
+        if leaf(name) in zones:
+            status = about.get("status", "").lower().replace("_", " ")
+            yield CalendarOffer(leaf(name), why_not=f"{status}: {about.get('details', '')}")
+
+
+MIG, GROUP, INSTANCE = "mig", "compute instanceGroupManagers.", "compute instances."
+OPERATIONS = ("compute zoneOperations.get", "compute zoneOperations.wait", "compute regionOperations.wait")
+METHODS = PlaneMethods(
+    check=("compute machineTypes.get", f"{INSTANCE}list"),
+    observe=(
+        f"{GROUP}get", f"{GROUP}listManagedInstances", f"{INSTANCE}get", f"{INSTANCE}list",
+        f"{INSTANCE}getGuestAttributes"),
+    own=(
+        "compute resourcePolicies.insert", "compute resourcePolicies.list", "compute resourcePolicies.delete",
+        "compute regionInstanceTemplates.insert", "compute regionInstanceTemplates.list",
+        "compute regionInstanceTemplates.delete", f"{GROUP}insert", f"{GROUP}resize", f"{GROUP}delete",
+        f"{INSTANCE}insert", f"{INSTANCE}delete", "compute.instances.setLabels", "compute.instances.setMetadata",
+        "compute.instances.setServiceAccount", "compute.instances.setTags", *OPERATIONS),
+    change=(f"{INSTANCE}setMetadata", f"{INSTANCE}start", f"{INSTANCE}stop"),
+    add_key=(f"{INSTANCE}setMetadata", "compute zoneOperations.wait"),
+    calendar=("compute advice.calendarMode",),
+)  # fmt: skip
+LEFTOVERS = MappingProxyType({
+    "instance template": "regionInstanceTemplates",
+    "workload policy": "resourcePolicies",
+})  # fmt: skip
+"""Collections by kind."""
+Item = dict[str, Any]
+
+CHECKS = ComputeEngineChecks()
+ADVICE = PlaneAdvice(
+    role="roles/compute.instanceAdmin.v1",
+    types="gcloud compute machine-types list --zones=ZONE --filter='name~^ct OR name~^tpu'",
+    images="gcloud compute images list --project=ubuntu-os-accelerator-images",
+    more={"quota": "the quota of the TPU API does not count here"},
+)
+
+
+@dataclass(frozen=True)
+class ComputeEngine:
+    """Implements `Plane`."""
+
+    title: str = "Compute Engine"
+    queues: frozenset[ProvisionerName] = frozenset({MIG})
+    account_roles: tuple[str, ...] = ("roles/compute.instanceAdmin.v1",)
+    methods: PlaneMethods = METHODS
+    checks: PlaneChecks = CHECKS
+    advice: PlaneAdvice = ADVICE
+
+    def delete_permission(self, provisioner: ProvisionerName) -> str:
+        return "compute.instanceGroupManagers.delete" if provisioner == MIG else "compute.instances.delete"
+
+    def spec(self, config: Config) -> SliceSpec:
+        return slice_spec(config)
+
+    def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:
+        return MIG if config.topology.workers > 1 else "instance"
+
+    def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
+        return {MIG: GroupProvisioner(), "instance": InstanceProvisioner()}
+
+    def slices(self, context: Context) -> Iterator[SliceStatus]:
+        by_zone: dict[str, list[Item]] = {}
+        for zone, item in _aggregated(context, "instances"):
+            if is_tpu(leaf(item.get("machineType", ""))):
+                by_zone.setdefault(zone, []).append(item)
+        grouped: set[tuple[str, str]] = set()
+        for zone, manager in _aggregated(context, "instanceGroupManagers"):
+            there, base = by_zone.get(zone, []), manager.get("baseInstanceName", manager["name"])
+            ours = manager.get("description") == instance_bodies.mark(manager["name"])
+            if not ours and not any(item["name"].startswith(f"{base}-") for item in there):
+                continue  # a group of other machines
+            try:
+                status = parse_group(read_group(context, manager, zone, there), zone)
+            except NotFoundError:
+                continue  # it has just been deleted
+            grouped |= {(zone, vm) for vm in status.vms}
+            yield status
+        for zone, items in by_zone.items():
+            yield from (parse_instance(item) for item in items if (zone, item["name"]) not in grouped)
+
+    def leftovers(self, context: Context) -> Iterator[Leftover]:
+        groups = _aggregated(context, "instanceGroupManagers")
+        used = {(zone.rpartition("-")[0], group.get("description", "")) for zone, group in groups}
+        policies = [(region, item) for region, item in _aggregated(context, "resourcePolicies") if _is_ours(item)]
+        regions = dict.fromkeys(region for region, _ in policies)  # a policy is made first and deleted last
+        templates = [
+            (region, item)
+            for region in regions
+            for item in context.google.list_all(
+                API, "regionInstanceTemplates.list", "items", project=context.project, region=region
+            )
+        ]
+        for kind, found in (("instance template", templates), ("workload policy", policies)):
+            for region, item in found:
+                if _is_ours(item) and (region, item["description"]) not in used:
+                    yield Leftover(kind, item["name"], region, parse_timestamp(item.get("creationTimestamp")))
+
+    def delete_leftover(self, context: Context, leftover: Leftover) -> None:
+        if leftover.kind in LEFTOVERS:
+            delete_part(context, LEFTOVERS[leftover.kind], leftover.name, leftover.region)
+
+    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
+        yield from advised_reservations(config, context, days)
+
+    def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
+        names = tuple(endpoint.vm for endpoint in status.endpoints)
+        return InstanceVms(context.project, status.place.zone, names)
+
+    def deletions(self, context: Context, name: str, zone: str) -> list[str]:
+        return instance_bodies.deletions(context, name, zone)
+
+    def console_url(self, project: str, name: str, place: Place) -> str:
+        page = f"instancesDetail/zones/{place.zone}/instances"
+        if place.provisioner == MIG:
+            page = f"instanceGroups/details/{place.zone}"
+        return f"{CONSOLE}/{page}/{name}?project={project}"
+
+    def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
+        """Delete the VMs; those of a group together, since Google deletes no part of a slice."""
+        for way, provisioner in self.provisioners(0.0).items():
+            found = provisioner.observe(context, name, zone)
+            if found is None or not found.endpoints:
+                continue
+            if way == MIG:
+                change(context, "instanceGroupManagers.resize", zone=zone, instanceGroupManager=name, size=0)
+            else:
+                change(context, "instances.delete", zone=zone, instance=name)
+            return
+
+    def request_service_agent(self, context: Context, zone: str) -> None:
+        """Do nothing: Compute Engine makes its accounts when its API is enabled."""
+
+    def cannot_stop(self, name: str, spec: SliceSpec, place: Place) -> str:
+        if spec.workers > 1:
+            return f"Slipway can stop only pods with one VM, and {name} has {spec.workers}"
+        if place.capacity != "on_demand":
+            return f"Slipway does not stop {place.capacity} pods; `slipway down` deletes it"
+        return ""
+
+    def start(self, context: Context, name: str, zone: str, seconds: float) -> None:
+        change(context, "instances.start", zone=zone, instance=name)
+
+    def stop(self, context: Context, name: str, zone: str, seconds: float) -> None:
+        change(context, "instances.stop", zone=zone, instance=name)
+
+
+def _is_ours(item: Item) -> bool:
+    return item.get("description", "").startswith(f"{MARK} for ")
+
+
+def _aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]:
+    """Yield every item of a collection with its zone or region; none where the API is off or hidden."""
+    parameters: dict[str, Any] = {"project": context.project}
+    while True:
+        try:
+            answer = context.google.call(API, f"{collection}.aggregatedList", **parameters)
+        except ServiceDisabledError:
+            return
+        except ForbiddenError as error:
+            if collection not in context.permission_denied:
+                context.permission_denied.add(collection)
+                context.events.note("project", f"cannot look for pods of Compute Engine: {error.message}")
+            return
+        for scope, listed in answer.get("items", {}).items():
+            yield from ((leaf(scope), item) for item in listed.get(collection, []))
+        if not answer.get("nextPageToken"):
+            return
+        parameters["pageToken"] = answer["nextPageToken"]

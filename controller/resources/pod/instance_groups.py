@@ -1,0 +1,222 @@
+"""Slices on Compute Engine: an instance, or several in a managed instance group (MIG) that a workload policy connects.
+
+https://cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice. The policy and the template of the VMs are
+resources of their own, which bill nothing. They are named by their content, so one that exists already is right. The
+policy is made first and deleted last: as long as it exists, a pod is GONE, and not absent.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.context import Context
+from controller.gcp.answers import Caller, leaf, poll_compute, wait_compute
+from controller.gcp.client import GoogleClient
+from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
+from controller.resources.pod.instance_bodies import (
+    MAX_PREFIX,
+    group_body,
+    instance_body,
+    mark,
+    policy_body,
+    template_body,
+)
+from controller.resources.pod.instance_states import Group, metadata_of, no_group, parse_group, parse_instance
+from controller.resources.pod.provisioner import DELETE_SECONDS, IsAnswered, Place, SliceSpec, SliceStatus
+
+API = "compute"
+BUSY = re.compile(r"resource_?not_?ready|is not ready|RESOURCE_OPERATION_RATE_EXCEEDED", re.IGNORECASE)
+"""In a refusal while another operation on the resource is under way. A canonical status may hide Compute's own code."""
+IN_USE = re.compile(r"resource_?in_?use|is already being used by", re.IGNORECASE)
+"""In a refusal to delete what something else needs."""
+
+
+def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
+    """Return a resource, or None if it does not exist."""
+    try:
+        return context.google.call(API, method, project=context.project, **names)
+    except NotFoundError:
+        return None
+
+
+def change(context: Context, method: str, **parameters: Any) -> None:
+    """Send a request that changes a pod, and wait for its operation. Raises GoogleError on a refusal."""
+    wait_compute(context, context.google.change_pod(API, method, project=context.project, **parameters))
+
+
+def delete_when_ready(context: Context, delete: Callable[[], None]) -> None:
+    """Call `delete`, again while another operation on the resource is under way; no error if it is gone."""
+    late = context.clock.deadline(DELETE_SECONDS)
+    while True:
+        try:
+            delete()
+        except NotFoundError:
+            return
+        except GoogleError as error:
+            if late() or not BUSY.search(str(error)):
+                raise
+            context.clock.sleep(context.poll_seconds)
+        else:
+            return
+
+
+@dataclass(frozen=True)
+class InstanceProvisioner:
+    """Creates slices with `instances.insert`."""
+
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        found = get(context, "instances.get", zone=zone, instance=name)
+        return None if found is None else parse_instance(found)
+
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:
+        """Ask for the VM. Google answers when it runs, or for flex-start when the request expires, hours later."""
+        body = instance_body(context, name, spec, place)
+        where: dict[str, Any] = {"project": context.project, "zone": place.zone}
+        return poll_compute(context, context.google.change_pod(API, "instances.insert", body=body, **where))
+
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+        delete_when_ready(context, lambda: change(context, "instances.delete", zone=zone, instance=name))
+
+
+PARTS: Mapping[str, str] = {"regionInstanceTemplates": "instanceTemplate", "resourcePolicies": "resourcePolicy"}
+"""What a group leaves behind, in the order in which it can be deleted, with the parameter that names one."""
+
+
+@dataclass(frozen=True)
+class GroupProvisioner:
+    """Creates slices with a workload policy, a template and an empty group, which it then resizes."""
+
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        manager = get(context, "instanceGroupManagers.get", zone=zone, instanceGroupManager=name)
+        if manager is not None:
+            return parse_group(read_group(context, manager, zone), zone)
+        policies = _parts_of(context, "resourcePolicies", name, zone.rpartition("-")[0])
+        return no_group(name, zone) if any(policies) else None
+
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
+        region, template = place.region, template_body(context, name, spec, place)
+        try:
+            _make(context, "resourcePolicies.insert", region=region, body=policy_body(name, spec))
+            _make(context, "regionInstanceTemplates.insert", region=region, body=template)
+            body = group_body(context, name, spec, place, template["name"])
+            change(context, "instanceGroupManagers.insert", zone=place.zone, body=body)
+            change(
+                context, "instanceGroupManagers.resize",
+                zone=place.zone, instanceGroupManager=name, size=spec.workers,
+            )  # fmt: skip
+        except ConflictError:
+            raise  # a group of that name exists, and it may be another controller's
+        except GoogleError as error:
+            if not error.is_transient:
+                self.delete(context, name, place.zone)
+            raise
+
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+        """Delete the group with its VMs, then its template and policy, unless a group in another zone uses them."""
+        group = {"zone": zone, "instanceGroupManager": name}
+        delete_when_ready(context, lambda: change(context, "instanceGroupManagers.delete", **group))
+        region = zone.rpartition("-")[0]
+        for collection in PARTS:
+            for part in _parts_of(context, collection, name, region):
+                delete_part(context, collection, part, region)
+
+
+def _make(context: Context, method: str, **parameters: Any) -> None:
+    """Create a part of a slice unless it exists."""
+    try:
+        change(context, method, **parameters)
+    except ConflictError:
+        return
+
+
+def _parts_of(context: Context, collection: str, name: str, region: str) -> Iterator[str]:
+    """Yield the names of a pod's templates or policies."""
+    where = {"project": context.project, "region": region, "filter": f'name eq "{name[:MAX_PREFIX]}-[0-9a-fx]+"'}
+    for item in context.google.list_all(API, f"{collection}.list", "items", **where):
+        if item.get("description") == mark(name):
+            yield item["name"]
+
+
+def delete_part(context: Context, collection: str, name: str, region: str) -> None:
+    """Delete a template or a policy; no error if it is gone, or if another group uses it."""
+    parameters = {"region": region, PARTS[collection]: name}
+    try:
+        delete_when_ready(context, lambda: change(context, f"{collection}.delete", **parameters))
+    except GoogleError as error:
+        if not IN_USE.search(str(error)):
+            raise
+
+
+def read_group(
+    context: Context, manager: Mapping[str, Any], zone: str, instances: Sequence[Mapping[str, Any]] | None = None
+) -> Group:
+    """Return a group with its VMs.
+
+    Args:
+        context: the run's context.
+        manager: the answer about the group itself.
+        zone: where it is.
+        instances: of the zone, if the caller has listed them.
+    """
+    where: dict[str, Any] = {"project": context.project, "zone": zone}
+    method = "instanceGroupManagers.listManagedInstances"
+    pages = context.google.list_all(
+        API, method, "managedInstances", instanceGroupManager=manager["name"], **where
+    )  # fmt: skip
+    managed = list(pages)
+    names = {leaf(one.get("instance", "")) for one in managed if one.get("instanceStatus")}
+    if instances is None:
+        chosen = f'name eq "{manager.get("baseInstanceName", manager["name"])}-.*"'
+        instances = (
+            list(context.google.list_all(API, "instances.list", "items", filter=chosen, **where)) if names else []
+        )
+    return Group(manager, managed, [one for one in instances if one["name"] in names])
+
+
+@dataclass(frozen=True)
+class InstanceVms:
+    """Instances of one zone, in the order of the workers. Each has metadata of its own."""
+
+    project: str
+    zone: str
+    names: tuple[str, ...]
+
+    def ssh_keys(self, google: GoogleClient) -> str:
+        lists = [metadata_of(self._get(google, name)).get("ssh-keys", "").splitlines() for name in self.names]
+        return "\n".join(line for line in (lists[0] if lists else []) if all(line in other for other in lists))
+
+    def add_ssh_key(self, caller: Caller, line: str) -> None:
+        operations: list[dict[str, Any]] = []
+        for name in self.names:
+            metadata = self._get(caller.google, name).get("metadata", {})
+            items = {item["key"]: item.get("value", "") for item in metadata.get("items", [])}
+            lines = items.get("ssh-keys", "").splitlines()
+            if line in lines:
+                continue
+            items["ssh-keys"] = "\n".join(filter(None, [*lines, line]))
+            body = {
+                "fingerprint": metadata.get("fingerprint", ""),
+                "items": [{"key": key, "value": value} for key, value in items.items()],
+            }
+            operations.append(caller.google.call(API, "instances.setMetadata", **self._path(name), body=body))
+        for operation in operations:
+            wait_compute(caller, operation)
+
+    def guest_attributes(self, google: GoogleClient) -> Sequence[Sequence[dict[str, str]]]:
+        """See https://cloud.google.com/compute/docs/metadata/manage-guest-attributes. The VMs' names are known."""
+        known = {"namespace": "guestInventory", "key": "hostname"}
+        return [[*self._published(google, name), {**known, "value": name}] for name in self.names]
+
+    def _published(self, google: GoogleClient, name: str) -> list[dict[str, str]]:
+        try:
+            answer = google.call(API, "instances.getGuestAttributes", **self._path(name), queryPath="hostkeys/")
+        except NotFoundError:
+            return []  # it has published nothing yet
+        return answer.get("queryValue", {}).get("items", [])
+
+    def _get(self, google: GoogleClient, name: str) -> dict[str, Any]:
+        return google.call(API, "instances.get", **self._path(name))
+
+    def _path(self, name: str) -> dict[str, str]:
+        return {"project": self.project, "zone": self.zone, "instance": name}

@@ -1,0 +1,336 @@
+"""The Cloud TPU API as a plane: TPU nodes and queued resources, and what it can tell before one is made.
+
+https://cloud.google.com/tpu/docs/reference/rest
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from conf.schema.config import Config
+from conf.schema.topology import Topology, tpu_type_table
+from controller.context import Context
+from controller.core.finding import Issue
+from controller.core.text import nearest_names
+from controller.gcp.answers import Caller, wait_rpc
+from controller.gcp.client import GoogleClient
+from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
+from controller.resources.pod import tpu_nodes
+from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import PlaneAdvice, no_listing, quota_metrics, zone_key
+from controller.resources.pod.tpu_nodes import API, zone_path
+from controller.ssh.login import WorkerVms
+
+IMAGES = {
+    "v2, v3, v4": r"^v2-alpha$|^tpu-vm-",
+    "v2, v3, v4, v5e, v5p": r"^tpu-ubuntu\d+-base$",
+    "v4": r"tpu-?v4",
+    "v5e": r"tpuv5-?lite|v5e",
+    "v5p": r"tpuv5$|tpuv5p|v5p",
+    "v6e": r"v6e",
+    "tpu7x": r"tpu7",
+}
+"""The generations that an image is made for, by a pattern of its name: https://cloud.google.com/tpu/docs/runtimes.
+
+Until v5e had an image of its own, Google named tpu-ubuntu2204-base for every generation. JAX finds no v6e with it:
+https://github.com/dstackai/dstack/issues/2148.
+"""
+
+
+class TpuApiChecks:
+    """Implements `PlaneChecks`."""
+
+    def offers(self, topology: Topology) -> bool:
+        return topology.on_tpu_api
+
+    def obstacles(self, config: Config) -> Iterator[Issue]:
+        topology, tpu = config.topology, config.tpu
+        if not topology.on_tpu_api:
+            message = f"the TPU API has no {topology.generation}; set it to auto or compute_engine"
+            yield Issue(message, "tpu.plane")
+        if tpu.machine_type is not None:
+            yield Issue("the TPU API chooses the VMs; set it to null, or tpu.plane=compute_engine", "tpu.machine_type")
+        if tpu.max_run_hours is not None:
+            message = "only Compute Engine ends a pod by itself; set it to null and budget.max_hours, or tpu.plane"
+            yield Issue(f"{message} to compute_engine", "tpu.max_run_hours")
+
+    def tier_obstacles(self, config: Config, tier: str) -> Iterator[Issue]:
+        tpu = config.tpu
+        if tier == "flex_start" and tpu.provisioner == "node":
+            yield Issue("flex_start needs a queued resource; set it to auto or queued", "tpu.provisioner")
+        if tier == "preemptible" and tpu.provisioner == "queued":
+            message = "queued resources do not support preemptible, which ends after 24 h; choose spot"
+            yield Issue(message, "tpu.capacity")
+        if tier == "reserved" and tpu.reservation is None and tpu.is_queued("reserved"):
+            yield Issue("tpu.capacity=reserved needs the name of the reservation", "tpu.reservation")
+
+    def image(self, config: Config) -> Iterator[Issue]:
+        """An image that is certainly wrong is named after another generation or plane, or is older than v5e."""
+        documented, wanted = config.topology.runtime_version, config.tpu.runtime_version
+        generation = config.topology.generation
+        if wanted in (None, documented):
+            return
+        families = {facts.get("image_family") for facts in tpu_type_table()["generations"].values()}
+        if "/" in wanted or wanted in families:
+            message = f"{wanted} is an image of Compute Engine; on the TPU API use {documented}, or null"
+            yield Issue(message, "tpu.runtime_version", "error")
+            return
+        made_for = next((name for name, pattern in IMAGES.items() if re.search(pattern, wanted)), None)
+        if made_for not in (None, generation) and generation not in (made_for or "").split(", "):
+            message = f"{wanted} is an image for {made_for}, not for {generation}; use {documented}, or null"
+            yield Issue(message, "tpu.runtime_version", "error")
+        else:
+            yield Issue(f"{wanted} is not the documented image for {generation}; use {documented}, or null")
+
+    def offered_types(self, config: Config, context: Context) -> Iterator[Issue]:
+        wanted = config.tpu.accelerator_type
+        for zone in config.tpu.all_zones:
+            listed = _listed(context, zone, "acceleratorTypes")
+            if is_certainly_missing(wanted, listed):
+                message = f"Google offers no {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}"
+                yield Issue(message, zone_key(config, zone))
+
+    def offered_images(self, config: Config, context: Context) -> Iterator[Issue]:
+        documented = config.topology.runtime_version
+        wanted = config.tpu.runtime_version or documented
+        for zone in config.tpu.all_zones:
+            listed = _listed(context, zone, "runtimeVersions")
+            if not is_certainly_missing(wanted, listed):
+                continue
+            if wanted == documented:
+                yield Issue(f"Google's list for {zone} lacks {wanted}, the documented image", severity="note")
+            else:
+                closest = nearest_names(wanted, listed)
+                yield Issue(f"Google offers no image {wanted} in {zone}; closest there: {closest}")
+
+    def listing(self, config: Config, context: Context) -> Iterator[Issue]:
+        zone = config.tpu.zone
+        try:
+            context.google.call(API, "projects.locations.nodes.list", parent=zone_path(context, zone), pageSize=1)
+        except ForbiddenError as error:
+            yield no_listing(zone, "roles/tpu.admin", error)
+
+    def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
+        """Yield the quotas that are too small; with tpu.plane=auto also those that suffice: there are two pools."""
+        limits = quota_limits(context)
+        wanted = [(zone, capacity) for zone in config.tpu.all_zones for capacity in config.tpu.capacity]
+        topology = config.topology
+        chips = chips or topology.chips
+        if topology.chips > SERVING_CHIPS:
+            limits = {key: limit for key, limit in limits.items() if not key[0].startswith(SERVING_METRIC)}
+        known = {place: quota_limit(limits, topology.generation, *place) for place in wanted}
+        short = {place: limit for place, limit in known.items() if limit is not None and limit < chips}
+        for (zone, capacity), limit in short.items():
+            yield Issue(
+                f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, and "
+                f"{chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone",
+                severity="error" if len(short) == len(wanted) else "warning",
+            )
+        if config.tpu.plane == "auto" and topology.image_family:
+            for (zone, capacity), limit in known.items():
+                if limit is not None and (zone, capacity) not in short:
+                    what = f"{config.tpu.accelerator_type} {capacity} draws on the TPU API's quota in {zone}, which is"
+                    yield Issue(f"{what} {'unlimited' if limit == float('inf') else f'{limit:.0f}'}", severity="note")
+        if topology.generation == "v5e" and topology.chips <= SERVING_CHIPS:
+            for zone, capacity in known.keys() - short.keys():
+                serving = _limit(limits, SERVING_METRIC, zone, capacity)
+                if serving is not None and serving < chips:
+                    message = (
+                        f"{config.tpu.accelerator_type} {capacity} draws on the serving quota in {zone}, which is "
+                    )
+                    yield Issue(f"{message}{serving:.0f}; request more, or choose a larger slice", severity="warning")
+
+
+def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
+    """Return whether a nonempty list lacks the name. An empty list proves nothing."""
+    return bool(listed) and wanted not in listed
+
+
+def _listed(context: Context, zone: str, collection: str) -> Set[str]:
+    parent = zone_path(context, zone)
+    found = context.google.list_all(API, f"projects.locations.{collection}.list", collection, parent=parent)
+    return frozenset(item["name"].rpartition("/")[2] for item in found)
+
+
+SERVING_METRIC, SERVING_CHIPS = "tpu-v5s-litepod-serving", 8
+"""v5e slices of up to so many chips draw on a quota of their own: https://cloud.google.com/tpu/docs/v5e."""
+METRICS = {
+    "v4": ("tpu-v4", "tpu-v4s"),
+    "v5e": ("tpu-v5s-litepod", SERVING_METRIC),
+    "v5p": ("tpu-v5p",),
+    "v6e": ("tpu-v6e",),
+}
+"""Quota metrics by generation, without the prefix `tpu.googleapis.com/` and the suffix for the capacity tier."""
+SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
+
+
+def quota_limits(context: Context) -> dict[tuple[str, str], float]:
+    """Return the quota by (metric, zone). An empty zone covers all other zones; -1 means no limit."""
+    limits: dict[tuple[str, str], float] = {}
+    for metric in quota_metrics(context, "tpu.googleapis.com"):
+        name = metric.get("metric", "").rpartition("/")[2]
+        for limit in metric.get("consumerQuotaLimits", []):
+            if "{zone}" not in limit.get("unit", ""):
+                continue
+            for bucket in limit.get("quotaBuckets", []):
+                zone = bucket.get("dimensions", {}).get("zone", "")
+                limits[name, zone] = float(bucket.get("effectiveLimit", 0))
+    return limits
+
+
+def quota_limit(limits: dict[tuple[str, str], float], generation: str, zone: str, capacity: str) -> float | None:
+    """Return the largest applicable limit, `inf` if unlimited; None if the response has no known metric."""
+    found = [_limit(limits, metric, zone, capacity) for metric in METRICS.get(generation, ())]
+    return max((limit for limit in found if limit is not None), default=None)
+
+
+def _limit(limits: dict[tuple[str, str], float], metric: str, zone: str, capacity: str) -> float | None:
+    if capacity not in SUFFIXES:
+        return None
+    name = metric + SUFFIXES[capacity]
+    limit = limits.get((name, zone), limits.get((name, "")))
+    return float("inf") if limit is not None and limit < 0 else limit
+
+
+NODES = "tpu projects.locations.nodes."
+METHODS = PlaneMethods(
+    check=(
+        f"{NODES}list",
+        "tpu projects.locations.acceleratorTypes.list",
+        "tpu projects.locations.runtimeVersions.list",
+    ),
+    observe=(f"{NODES}get", f"{NODES}getGuestAttributes", "tpu projects.locations.operations.get"),
+    own=(f"{NODES}create", f"{NODES}delete"),
+    change=(f"{NODES}patch", f"{NODES}start", f"{NODES}stop"),
+    add_key=(f"{NODES}patch",),
+)
+
+CHECKS = TpuApiChecks()
+ADVICE = PlaneAdvice(
+    role="roles/tpu.admin",
+    types="gcloud compute tpus accelerator-types list --zone=ZONE",
+    images="gcloud compute tpus tpu-vm versions list --zone=ZONE",
+    more={
+        "quota": "dead queued resources count too",
+        "propagating": "for the TPU Service Agent, run `gcloud beta services identity create "
+        "--service=tpu.googleapis.com`",
+    },
+)
+
+
+@dataclass(frozen=True)
+class TpuApi:
+    """Implements `Plane`."""
+
+    title: str = "the TPU API"
+    queues: frozenset[ProvisionerName] = frozenset({"queued"})
+    account_roles: tuple[str, ...] = ()
+    methods: PlaneMethods = METHODS
+    checks: PlaneChecks = CHECKS
+    advice: PlaneAdvice = ADVICE
+
+    def delete_permission(self, provisioner: ProvisionerName) -> str:
+        return "tpu.nodes.delete"
+
+    def spec(self, config: Config) -> SliceSpec:
+        return SliceSpec.of(config, config.topology.runtime_version)
+
+    def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:
+        return "queued" if config.tpu.is_queued(tier) else "node"
+
+    def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
+        return {
+            "queued": tpu_nodes.QueuedProvisioner(create_seconds),
+            "node": tpu_nodes.NodeProvisioner(create_seconds),
+        }
+
+    def slices(self, context: Context) -> Iterator[SliceStatus]:
+        parent, known = f"projects/{context.project}/locations/-", set[tuple[str, str]]()
+        try:
+            for node in context.google.list_all(tpu_nodes.API, "projects.locations.nodes.list", "nodes", parent=parent):
+                status = tpu_nodes.parse_node(node)
+                known.add((status.place.zone, status.name))
+                yield status
+            method = "projects.locations.queuedResources.list"
+            for request in context.google.list_all(tpu_nodes.API, method, "queuedResources", parent=parent):
+                status = tpu_nodes.parse_request(request, None, context.clock.now())
+                if (status.place.zone, status.name) not in known:
+                    yield status
+        except ServiceDisabledError:
+            return  # where the API is off there are none
+
+    def leftovers(self, context: Context) -> Iterator[Leftover]:
+        return iter(())
+
+    def delete_leftover(self, context: Context, leftover: Leftover) -> None:
+        """Do nothing: a slice is a node and a request, and both are listed as slices."""
+
+    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
+        """Yield nothing: what is reserved through Compute Engine is for slices of Compute Engine."""
+        return iter(())
+
+    def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
+        return NodeVms(tpu_nodes.node_path(context, name, status.place.zone))
+
+    def deletions(self, context: Context, name: str, zone: str) -> list[str]:
+        return tpu_nodes.deletions(context, name, zone)
+
+    def console_url(self, project: str, name: str, place: Place) -> str:
+        return f"{CONSOLE}/tpus/details/{place.zone}/{name}?project={project}"
+
+    def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
+        path = tpu_nodes.node_path(context, name, zone)
+        operation = context.google.call(tpu_nodes.API, "projects.locations.nodes.delete", name=path)
+        tpu_nodes.wait_deleted(context, operation)
+
+    def request_service_agent(self, context: Context, zone: str) -> None:
+        method = "projects.locations.generateServiceIdentity"
+        context.google.call(tpu_nodes.API, method, parent=tpu_nodes.zone_path(context, zone), body={})
+
+    def cannot_stop(self, name: str, spec: SliceSpec, place: Place) -> str:
+        """See https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm."""
+        if spec.workers > 1:
+            return f"Google can stop only pods with one VM, and {name} has {spec.workers}"
+        if place.capacity in ("spot", "preemptible"):
+            return f"Google cannot stop {place.capacity} pods; `slipway down` deletes it"
+        return ""
+
+    def start(self, context: Context, name: str, zone: str, seconds: float) -> None:
+        path = tpu_nodes.node_path(context, name, zone)
+        operation = context.google.call(tpu_nodes.API, "projects.locations.nodes.start", name=path, body={})
+        tpu_nodes.wait_done(context, operation, seconds)
+
+    def stop(self, context: Context, name: str, zone: str, seconds: float) -> None:
+        path = tpu_nodes.node_path(context, name, zone)
+        operation = context.google.call(tpu_nodes.API, "projects.locations.nodes.stop", name=path, body={})
+        tpu_nodes.wait_done(context, operation, seconds)
+
+
+@dataclass(frozen=True)
+class NodeVms:
+    """The VMs of a TPU node, whose metadata they share; `node` is its full resource name."""
+
+    node: str
+
+    def ssh_keys(self, google: GoogleClient) -> str:
+        return self._metadata(google).get("ssh-keys", "")
+
+    def add_ssh_key(self, caller: Caller, line: str) -> None:
+        metadata = self._metadata(caller.google)
+        lines = [*metadata.get("ssh-keys", "").splitlines(), line]
+        body = {"metadata": metadata | {"ssh-keys": "\n".join(filter(None, lines))}}
+        operation = caller.google.call(
+            tpu_nodes.API, "projects.locations.nodes.patch", name=self.node, updateMask="metadata", body=body
+        )
+        wait_rpc(caller, tpu_nodes.API, operation, "projects.locations.operations.get")
+
+    def guest_attributes(self, google: GoogleClient) -> Sequence[Sequence[dict[str, str]]]:
+        """See https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes."""
+        method = "projects.locations.nodes.getGuestAttributes"
+        answer = google.call(tpu_nodes.API, method, name=self.node, body={"workerIds": [""]})
+        return [worker.get("queryValue", {}).get("items", []) for worker in answer.get("guestAttributes", [])]
+
+    def _metadata(self, google: GoogleClient) -> dict[str, Any]:
+        return dict(google.call(tpu_nodes.API, "projects.locations.nodes.get", name=self.node).get("metadata", {}))

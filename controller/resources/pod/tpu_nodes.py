@@ -1,0 +1,373 @@
+"""TPU nodes, created at once, and queued resources: requests for a node that wait for capacity.
+
+https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes and
+https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources. A request outlives its node and
+keeps its name until it is deleted, even after it has expired, failed or lost its node.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from controller.context import Context
+from controller.core.errors import CloudError
+from controller.gcp.answers import (
+    LABEL,
+    TAG,
+    OperationFailedError,
+    code_name,
+    leaf,
+    parse_timestamp,
+    poll_rpc,
+    wait_rpc,
+)
+from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
+from controller.resources.pod.provisioner import (
+    DELETE_SECONDS,
+    STARTUP_SCRIPT,
+    WAITING_STATES,
+    Endpoint,
+    IsAnswered,
+    Place,
+    ProvisionerName,
+    SliceSpec,
+    SliceStatus,
+    Symptom,
+    data_disk_name,
+    mount_part,
+    startup_script,
+    switch_part,
+)
+from controller.resources.pod.refusals import DeletionPendingError, PendingDeletion, record_deletion
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+TIER_LABEL = "slipway-capacity"
+TRANSITIONAL_STATES = frozenset({"CREATING", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPING", "STARTING",
+                      "HIDING", "UNHIDING", "UNKNOWN"})  # fmt: skip
+API = "tpu"
+
+
+@dataclass(frozen=True)
+class NodeProvisioner:
+    """Creates slices with `nodes.create`, which may take up to `create_seconds`."""
+
+    create_seconds: float
+
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        try:
+            return parse_node(_call(context, "get", name, zone))
+        except NotFoundError:
+            return None
+
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:
+        operation = context.google.call(
+            API,
+            "projects.locations.nodes.create",
+            parent=zone_path(context, place.zone),
+            nodeId=name,
+            body={**node_body(context, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
+        )
+        method = "projects.locations.operations.get"
+        response = poll_rpc(context, API, operation, method, self.create_seconds)
+        return lambda: response() is not None
+
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+        late = context.clock.deadline(DELETE_SECONDS)
+        while True:
+            try:
+                operation = _call(context, "delete", name, zone)
+                if wait_deleted(context, operation):
+                    return
+            except NotFoundError:
+                return
+            except ConflictError:  # another operation on the node is under way, maybe another deletion
+                if late():
+                    raise
+            context.clock.sleep(context.poll_seconds)
+
+
+def wait_done(context: Context, operation: dict[str, Any], seconds: float) -> None:
+    """Wait for an operation of the TPU API. Raises OperationFailedError."""
+    wait_rpc(context, API, operation, "projects.locations.operations.get", seconds)
+
+
+def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
+    """Wait for a deletion; return False if its operation cannot be read, so that the caller must look by itself.
+
+    Raises:
+        OperationFailedError: Google did not delete it.
+    """
+    try:
+        wait_done(context, operation, DELETE_SECONDS)
+    except OperationFailedError:
+        raise
+    except GoogleError as error:
+        context.events.note(operation["name"], f"cannot see how the deletion goes: {error}")
+        return False
+    return True
+
+
+def _call(context: Context, method: str, name: str, zone: str, **options: Any) -> dict[str, Any]:
+    return context.google.call(
+        API, f"projects.locations.nodes.{method}", name=node_path(context, name, zone), **options
+    )
+
+
+def zone_path(context: Context, zone: str) -> str:
+    return f"projects/{context.project}/locations/{zone}"
+
+
+def node_path(context: Context, name: str, zone: str) -> str:
+    return f"{zone_path(context, zone)}/nodes/{name}"
+
+
+def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
+    """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
+    metadata = {"ssh-keys": "\n".join([context.ssh_login.key_line(), *context.extra_ssh_keys])}
+    parts: list[str] = []
+    node: dict[str, Any] = {
+        "acceleratorType": spec.accelerator_type,
+        "runtimeVersion": spec.runtime_version,
+        "labels": {**LABEL, TIER_LABEL: place.capacity},
+        "metadata": metadata,
+        "networkConfig": {
+            "enableExternalIps": spec.external_ip,
+            "network": f"projects/{context.project}/global/networks/{spec.network}",
+            "subnetwork": f"projects/{context.project}/regions/{place.region}/subnetworks/{place.subnetwork}",
+        },
+        "serviceAccount": {"email": context.account_email(spec.service_account), "scope": [SCOPE]},
+        "shieldedInstanceConfig": {"enableSecureBoot": False},
+        "tags": [TAG],
+    }
+    if spec.data_disk_gb is not None:
+        disk = f"projects/{context.project}/zones/{place.zone}/disks/{data_disk_name(name)}"
+        node["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_WRITE"}]
+        parts.append(mount_part(spec.data_disk_gb))
+    if spec.heartbeat_timeout_seconds is not None:
+        parts.append(switch_part(spec.heartbeat_timeout_seconds, deletions(context, name, place.zone)))
+    if parts:
+        metadata[STARTUP_SCRIPT] = startup_script(*parts)
+    return node
+
+
+def deletions(context: Context, name: str, zone: str) -> list[str]:
+    """Return what to delete, as URLs; the queued request is first: it holds the node and outlives it."""
+    where = f"{context.google.root(API)}v2/{zone_path(context, zone)}"
+    return [f"{where}/queuedResources/{name}?force=true", f"{where}/nodes/{name}"]
+
+
+def scheduling(capacity: str) -> dict[str, bool]:
+    """Return the node's scheduling options for a tier."""
+    if capacity == "flex_start":
+        raise CloudError("tpu.provisioner: flex_start requires a queued resource; set it to auto or queued")
+    return {"preemptible": capacity == "preemptible", "reserved": capacity == "reserved", "spot": capacity == "spot"}
+
+
+def capacity_of(answer: dict[str, Any]) -> str:
+    """Return the tier of a node, by preference from our label, since the API does not report all tiers."""
+    said = answer.get("schedulingConfig", {})
+    found = next((word for word in ("spot", "preemptible", "reserved") if said.get(word)), "on_demand")
+    return answer.get("labels", {}).get(TIER_LABEL, found)
+
+
+def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> SliceStatus:
+    zone = answer["name"].split("/")[3]
+    network = answer.get("networkConfig") or (answer.get("networkConfigs") or [{}])[0]
+    state = answer.get("state", "UNKNOWN")
+    maintenance = answer.get("upcomingMaintenance", {}).get("maintenanceStatus", "")
+    endpoints = tuple(
+        Endpoint(i, e.get("ipAddress", ""), e.get("accessConfig", {}).get("externalIp"))
+        for i, e in enumerate(answer.get("networkEndpoints", []))
+    )
+    return SliceStatus(
+        name=leaf(answer["name"]),
+        spec=SliceSpec(
+            workers=len(endpoints),
+            accelerator_type=answer.get("acceleratorType", ""),
+            runtime_version=answer.get("runtimeVersion", ""),
+            network=leaf(network.get("network", "")),
+            external_ip=network.get("enableExternalIps", False),
+            service_account=answer.get("serviceAccount", {}).get("email", ""),
+        ),
+        place=Place(zone, capacity_of(answer), leaf(network.get("subnetwork", "")), provisioner),
+        state=state,
+        pending=state in TRANSITIONAL_STATES,
+        uid=answer.get("id", "") + answer.get("createTime", ""),
+        created=parse_timestamp(answer.get("createTime")),
+        running_since=parse_timestamp(answer.get("createTime")),
+        endpoints=endpoints,
+        ssh_keys=answer.get("metadata", {}).get("ssh-keys", ""),
+        labels=tuple(sorted(answer.get("labels", {}).items())),
+        tags=tuple(answer.get("tags", ())),
+        health=answer.get("health", ""),
+        health_description=answer.get("healthDescription", ""),
+        symptoms=tuple(
+            (
+                parse_timestamp(s.get("createTime")),
+                Symptom(s.get("symptomType", ""), s.get("workerId", ""), s.get("details", "")),
+            )
+            for s in answer.get("symptoms", [])
+        ),
+        maintenance=maintenance if maintenance in ("PENDING", "ONGOING") else "",
+    )
+
+
+FLEX_API = "tpu:v2alpha1"
+"""The only API with flex-start, as of revision 20261001 of the discovery documents."""
+FLEX_SECONDS = 7 * 24 * 3600
+"""Longest lifetime of a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
+PROVISIONING_SECONDS = 120.0
+"""Wait for a request that Google does not delete because it is PROVISIONING; that may last for hours."""
+DELETION_PENDING = (
+    "queued resource {name} in {zone} is being provisioned, and Google does not delete it in that state. Its "
+    "deletion is on record: the next `slipway` up, status, down or orphans tries again"
+)
+TRANSITIONAL_REQUEST_STATES = WAITING_STATES | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
+
+
+@dataclass(frozen=True)
+class QueuedProvisioner:
+    """Creates slices with `queuedResources.create`; the request and its node both have the pod's name."""
+
+    create_seconds: float
+
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        try:
+            queued = context.google.call(
+                "tpu", "projects.locations.queuedResources.get", name=request_path(context, name, zone)
+            )
+        except NotFoundError:
+            return None
+        try:
+            answer = context.google.call("tpu", "projects.locations.nodes.get", name=node_path(context, name, zone))
+        except NotFoundError:
+            answer = None
+        return parse_request(queued, answer, context.clock.now())
+
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
+        api = FLEX_API if place.capacity == "flex_start" else "tpu"
+        operation = context.google.call(
+            api,
+            "projects.locations.queuedResources.create",
+            parent=zone_path(context, place.zone),
+            queuedResourceId=name,
+            body=request_body(context, name, spec, place),
+        )
+        wait_rpc(context, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
+
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+        """Delete the request with its node.
+
+        Args:
+            context: the run's context.
+            name: of the pod.
+            zone: where it is.
+            is_recorded: its deletion is on record already, so one attempt is enough while it is PROVISIONING.
+
+        Raises:
+            DeletionPendingError: it is still PROVISIONING. Its deletion is on record then.
+        """
+        late = context.clock.deadline(DELETE_SECONDS)
+        give_up = context.clock.deadline(0.0 if is_recorded else PROVISIONING_SECONDS)
+        while (found := self.observe(context, name, zone)) is not None:
+            if late():
+                raise CloudError(
+                    f"queued resource {name} in {zone} was not deleted: it is still {found.state.lower()}, and Google "
+                    "may yet create its node. Run `slipway down` again later; until then `slipway orphans` lists it"
+                )
+            try:
+                if found.state != "DELETING" and self._delete(context, name, zone):
+                    continue
+            except NotFoundError:
+                break
+            except GoogleError as error:  # the node has just appeared, or another operation is under way on it
+                if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
+                    raise
+                if found.state == "PROVISIONING" and give_up() and (is_recorded or self._record(context, name, zone)):
+                    raise DeletionPendingError(DELETION_PENDING.format(name=name, zone=zone)) from error
+            context.clock.sleep(context.poll_seconds)
+        maker = NodeProvisioner(self.create_seconds)
+        if maker.observe(context, name, zone) is not None:  # a node that outlived its request
+            maker.delete(context, name, zone)
+
+    def _record(self, context: Context, name: str, zone: str) -> bool:
+        """Record that the request is to be deleted; False if it no longer exists."""
+        method = "projects.locations.queuedResources.get"
+        try:
+            created = context.google.call("tpu", method, name=request_path(context, name, zone)).get("createTime", "")
+        except NotFoundError:
+            return False
+        now = context.clock.now()
+        record_deletion(context, PendingDeletion(context.project, zone, name, created, now, context.bucket))
+        return True
+
+    def _delete(self, context: Context, name: str, zone: str) -> bool:
+        """Delete the request and its node, which may appear at any moment; return whether that is known to be done."""
+        operation = context.google.call(
+            "tpu", "projects.locations.queuedResources.delete", name=request_path(context, name, zone), force=True
+        )
+        return wait_deleted(context, operation)
+
+
+def request_path(context: Context, name: str, zone: str) -> str:
+    return f"{zone_path(context, zone)}/queuedResources/{name}"
+
+
+def request_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
+    """Return the body of a create request, with the fields that `gcloud compute tpus queued-resources create` sends."""
+    where = zone_path(context, place.zone)
+    node = {"node": node_body(context, name, spec, place), "nodeId": name, "parent": where}
+    request: dict[str, Any] = {"tpu": {"nodeSpec": [node]}}
+    if spec.valid_until_seconds is not None:
+        request["queueingPolicy"] = {"validUntilDuration": f"{spec.valid_until_seconds:.0f}s"}
+    match place.capacity:
+        case "spot":
+            request["spot"] = {}
+        case "reserved":
+            reservation = spec.reservation or ""
+            full = "/" in reservation
+            request["reservationName"] = reservation if full else f"{where}/reservations/{reservation}"
+        case "flex_start":
+            request["provisioningModel"] = "FLEX_START"
+            request["runDuration"] = {"maxRunDuration": f"{FLEX_SECONDS}s"}
+        case _:
+            request["guaranteed"] = {}
+    return request
+
+
+def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> SliceStatus:
+    """Return the status of a request with its node. The node's state wins where it says more than the request's."""
+    where = queued["name"].split("/")[3]
+    specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
+    name = f"projects/-/locations/{where}/nodes/{leaf(queued['name'])}"
+    wanted = {**specs[0].get("node", {}), "name": name, "state": "UNKNOWN"}
+    wanted.setdefault("schedulingConfig", {"spot": "spot" in queued, "reserved": "reservationName" in queued})
+    current = parse_node(answer or wanted, "queued")
+    told = queued.get("state", {})
+    state = told.get("state", "STATE_UNSPECIFIED")
+    failure = told.get("failedData", {}).get("error", {})
+    if state == "ACTIVE":
+        state = current.state if answer else "GONE"
+    elif answer and state in ("SUSPENDED", "SUSPENDING") and current.state in ("PREEMPTED", "TERMINATED", "STOPPED"):
+        state = current.state if state == "SUSPENDED" else state
+    elif state in WAITING_STATES and has_expired(queued, now):
+        state = "EXPIRED"
+    return replace(
+        current,
+        state=state,
+        pending=state in TRANSITIONAL_REQUEST_STATES
+        or (answer is not None and state == current.state and current.pending),
+        uid=current.uid if answer else "",
+        created=parse_timestamp(queued.get("createTime")),
+        running_since=current.running_since if answer else 0.0,
+        code=code_name(failure) if failure else "",
+        message=failure.get("message", ""),
+    )
+
+
+def has_expired(queued: dict[str, Any], now: float) -> bool:
+    """Return whether a request has expired. Google keeps it in the queue, but will never serve it."""
+    policy = queued.get("queueingPolicy", {})
+    if duration := policy.get("validUntilDuration"):
+        return now > parse_timestamp(queued.get("createTime")) + float(duration.rstrip("s"))
+    until = policy.get("validUntilTime") or policy.get("validInterval", {}).get("endTime")
+    return until is not None and now > parse_timestamp(until)

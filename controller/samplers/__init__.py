@@ -1,1 +1,0 @@
-"""Pods of samplers: they are driven beside the trainer's run, and end with it."""

@@ -1,0 +1,291 @@
+"""Findings of environment, assets, program and the chips' memory: one for a wrong config, none for a right one."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.checks import asset_access, env, project
+from controller.checks.fit import cache_file, estimate_num_params, lasting_bytes
+from controller.checks.preflight import checks_of, preflight
+from controller.cli import main
+from controller.inputs.code import take_snapshot
+from controller.plan.worker_steps import PIN, venv_requirements
+from tests.composed import config_of as config
+
+COMMAND = ["cloud=local", "program=command", "program.command=[python,train.py]"]
+SHA = "a" * 64
+COMMIT = "c" * 40
+
+
+def words(*overrides: str) -> list[str]:
+    made = config(*COMMAND, *overrides)
+    checks = [check for module in (env, asset_access, project) for check in checks_of(module) if not check.rule.live]
+    checks = [check for check in checks if check.rule.id != "complete"]
+    return [f"{finding.check}: {finding.severity} {finding}" for check in checks for finding in check(made)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "NETRC", "KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert words() == []
+    monkeypatch.setenv("KEY", "k")
+    (tmp_path / "data").write_text("")
+    right = [
+        f"assets.models.m.path={tmp_path}/data",
+        "env.vars={MODELS: '{assets.models.m}/', JSON: '{a: 1}', DIR: '{run_dir}'}",
+        "env.secrets.MY_KEY=env:KEY",
+        f"assets.datasets.d.files={{f: {{url: 'https://h/f', sha256: {SHA}, token_secret: MY_KEY}}}}",
+        "assets.fetch_on=pod",
+        f"code.repository={{url: 'git@github.com:org/repo.git', commit: {COMMIT}}}",
+        "env.packages=requirements",
+        "env.requirements=requirements.txt",
+    ]
+    assert words(*right) == []
+    own = ["tpu=v6e_8_ce", "tpu.runtime_version=projects/me/global/images/with-jax"]
+    assert words("program=trainer", "cloud=gcp", "env.packages=image", *own) == [], "it may have JAX"
+
+
+def test_the_value_of_a_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`env.vars.X=$HF_TOKEN` in a shell; interpolations are refused earlier, see test_environment.py of the config."""
+    monkeypatch.setenv("HF_TOKEN", "hf_planted0123456789")
+    monkeypatch.setenv("KEY", "another planted")
+    for override in ("env.vars.X=hf_planted0123456789", "run.state_dir=/hf_planted0123456789"):
+        [said] = words(override)
+        assert "secret_value: error" in said
+        assert "your variable HF_TOKEN" in said
+        assert "planted" not in said
+    [said] = words("env.vars.X=${oc.env:KEY}", "env.secrets.MINE=env:KEY")
+    assert "your variable KEY" in said
+    assert words("env.vars.X=${oc.env:KEY}") == [], "it is no secret"
+
+
+def test_a_word_that_no_program_can_be_given() -> None:
+    made = config(*COMMAND)
+    long = made.env.model_copy(update={"vars": {"X": "é" * 70_000}})
+    [said] = env.arguments_fit_a_process(made.model_copy(update={"env": long}))
+    assert str(said).startswith("env.vars.X: has 140000 bytes")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["env.python='3.10'", "env.packages=requirements", "env.requirements=r.txt"],
+            "python: warning env.python: 3.10 silently limits JAX",
+        ),
+        (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements needs"),
+        (["env.requirements=r.txt"], "requirements: error env.packages: image ignores env.requirements=r.txt"),
+        (["env.python='3.10'", "env.packages=lock"], "python: error env.python: 3.10 silently limits JAX to 0.6.2"),
+        (["program=trainer", "cloud=gcp", "env.packages=none"], "trainer_packages: error env.packages: program=traine"),
+        (["program=trainer", "cloud=gcp", "env.packages=image"], "trainer_packages: error env.packages: program=train"),
+        (["env.secrets.KEY=env"], "secret: warning env.secrets.KEY: the environment variable KEY is not set"),
+        (["env.secrets.X=env:KEY"], "secret: error env.secrets.X: the environment variable KEY is not set"),
+        (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: no file at /nowhere"),
+        (["env.vars.WANDB_API_KEY=x", "env.secrets.WANDB_API_KEY=null"], "secret_in_vars: warning env.vars.WANDB_API"),
+        (["env.vars.NETRC=x"], "variable_twice: error env.secrets.NETRC: NETRC is also in env.vars"),
+        (["env.vars.SLIPWAY_X=x"], "variable_reserved: error env.vars.SLIPWAY_X: names that start with SLIPWAY_"),
+        (["env.vars.M='{assets.models.m}'"], "asset_named: error env.vars.M: {assets.models.m}: no such asset"),
+        (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m}: no such"),
+        (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
+        (
+            [f"assets.models.m.files={{f: {{url: 'https://h/f', sha256: {SHA}, token_secret: KEY}}}}"],
+            "asset_token: error assets.models.m.files.f.token_secret: KEY is not in env.secrets",
+        ),
+        (
+            [f"assets.models.m.files={{f: {{url: 'http://h/f', sha256: {SHA}, token_secret: HF_TOKEN}}}}"],
+            "asset_clear: error assets.models.m.files.f.url: would send the token unencrypted",
+        ),
+        (
+            [f"assets.models.m.files={{f: {{url: 'https://me:pw@h/f', sha256: {SHA}}}}}"],
+            "asset_clear: error assets.models.m.files.f.url: contains a password or token",
+        ),
+        (
+            [f"assets.models.m.files={{f: {{url: 'https://h/f?X-Amz-Signature=x', sha256: {SHA}}}}}"],
+            "asset_clear: warning assets.models.m.files.f.url: its query is a key to the file",
+        ),
+        (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: every asset is on"),
+        (["assets.fetch_on=vm"], "fetch_on: warning assets.fetch_on: vm has no effect: every asset is on th"),
+        (
+            ["assets.fetch_on=vm", "assets.models.m.source=hf://a/b", "tpu.adopt=true", "tpu.name=mine"],
+            "fetch_on: warning assets.fetch_on: vm has no effect with tpu.adopt=true, which has no network for a VM",
+        ),
+        (
+            ["program=trainer", f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}"],
+            "repository_unused: error code.repository: program=trainer ignores it",
+        ),
+        (
+            [f"code.repository={{url: 'https://me:pw@h/r', commit: {COMMIT}}}"],
+            "repository_password: error code.repository.url: contains a password or token",
+        ),
+        (["code.exclude=['!']"], "exclude: error code.exclude: '!' is not a valid .gitignore pattern"),
+        (["code.max_mb=5000"], "code_limit: error code.max_mb: workers unpack at most 1074 MB of code"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(overrides: list[str], said: str) -> None:
+    found = words(*overrides)
+    assert len(found) == 1, found
+    assert found[0].startswith(said)
+
+
+TRAINER = ["+experiment=quickstart", "logging.wandb={project: p, entity: null, mode: online}"]
+
+
+def test_wandb_wants_a_package_and_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*overrides: str) -> list[str]:
+        return [str(finding) for finding in env.wandb_is_possible(config(*TRAINER, *overrides))]
+
+    monkeypatch.setattr(env, "find_spec", lambda name: None)
+    package, key = said()
+    assert package.startswith("logging.wandb: the emulated workers use this machine's packages, which lack wandb")
+    assert key.startswith("logging.wandb: WANDB_API_KEY is not set; set it (https://wandb.ai/authorize)")
+    monkeypatch.setattr(env, "find_spec", lambda name: name)
+    assert said("logging.wandb.mode=offline") == []
+    assert said("env.secrets.WANDB_API_KEY=file:/a/key") == []
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert said() == []
+    assert len(said("env.secrets.WANDB_API_KEY=null")) == 1
+    assert said("logging.wandb=null", "env.secrets.WANDB_API_KEY=null") == []
+    assert "your own program must call W&B itself" in said("program=command", "program.command=[x]")[0]
+
+
+def test_the_lock_has_what_is_wanted_and_every_package_once() -> None:
+    harness = "loop.evaluations={e: {run: lm_eval, options: {tasks: [a]}}}"
+    for words, there in (
+        ([*TRAINER, "env.packages=lock"], {"wandb"}),
+        (["+experiment=quickstart", "env.packages=lock", harness], {"lm-eval"}),
+        ([*TRAINER, "env.packages=lock", harness], {"wandb", "lm-eval"}),
+        (["+experiment=quickstart", "env.packages=lock"], set()),
+    ):
+        made = config(*words)
+        text = venv_requirements(made, take_snapshot(made, Path.cwd())).text
+        names = [match["name"] for match in PIN.finditer(text)]
+        assert len(names) == len(set(names))
+        assert {"wandb", "lm-eval"} & {*names} == there
+        assert text.count("--hash=sha256:") > len(names)
+
+
+LARGE = ["+experiment=gemma2b_gsm8k", "cloud.project=acme"]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    return f"run.state_dir={tmp_path / 'state'}"
+
+
+def said(*overrides: str) -> list[str]:
+    return [f"{f.severity} {f}" for f in preflight(config(*overrides)) if f.check == "fit"]
+
+
+def document(peak: float, fix: list[str] | None = None) -> dict[str, Any]:
+    programs = [{"name": "update", "fits": peak <= 14.99, "peak_gib": peak}]
+    return {"format": 1, "usable_gib": 14.99, "programs": programs, "fix": fix and {"overrides": fix, "programs": []}}
+
+
+def store(found: dict[str, Any], *overrides: str) -> None:
+    file = cache_file(config(*overrides))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found))
+
+
+def test_a_large_model_nobody_asked_about_is_a_note(state):
+    assert said(*LARGE, state) == [
+        "note model: memory use is unknown; run `slipway fit` to check that it fits the chips"
+    ]
+
+
+def test_small_models_and_the_emulated_cloud_are_not_commented_on(state):
+    assert said("+experiment=quickstart", "cloud=gcp", "cloud.project=acme", state) == []
+    assert said(*LARGE, "cloud=local", state) == []
+
+
+def test_what_stays_in_memory_is_known_without_the_compiler(state):
+    """docs/nash-mhc.md has what the compiler found: 9.5, 4.7 and 19 GiB of weights and moments on the three meshes."""
+    nash = ["+experiment=nash_mhc_3b", "cloud.project=acme", state]
+    for mesh in ("mesh=balanced", "mesh=fsdp_heavy"):
+        assert said(*nash, mesh)[0].startswith("note model: memory use is unknown")
+    assert said(*nash, "mesh=data_heavy") == [
+        "warning mesh: on mesh 4 x 1 x 2, weights, gradients and optimizer state take 25.2 GiB of each device's 32.0; "
+        "run `slipway fit` to see what activations add; split them over more devices (mesh.fsdp, mesh.tensor), or use "
+        "a larger slice"
+    ]
+    [none] = said(*nash, "mesh=data")
+    assert none.startswith(
+        "error mesh: on mesh 8 x 1 x 1, weights and optimizer state take 37.8 GiB of each device's 32"
+    )
+    store(document(12.0), *nash, "mesh=data_heavy")
+    assert said(*nash, "mesh=data_heavy") == [], "the compiler knows better"
+
+
+@pytest.mark.parametrize(
+    ("words", "of_state", "of_gradients"),
+    [
+        (["optimizer=adamw", "loop.kl_coef=0"], 12, 4),
+        (["optimizer=adamw", "loop.kl_coef=0", "optimizer.ema_decay=0.9"], 16, 4),
+        (["optimizer=lion", "loop.kl_coef=0.1", "loop.reference_dtype=null"], 12, 4),
+        (["optimizer=adafactor", "loop.kl_coef=0.1", "loop.reference_dtype=bfloat16"], 6, 4),
+        (["optimizer=muon", "loop.kl_coef=0"], 8, 4),
+        (["model.lora={r: 8, lora_alpha: 8, target_modules: [layers.*]}"], 2, 0),
+    ],
+)
+def test_bytes_per_weight_of_each_optimizer(state, words, of_state, of_gradients):
+    base = ["program=trainer", "data=arithmetic", "model=gemma2_2b", "loop=grpo", "optimizer=adamw"]
+    found = config(*base, state, *words)
+    assert found.model is not None
+    weights = estimate_num_params(found.model)
+    assert lasting_bytes(found, found.model) == (of_state * weights, of_gradients * weights)
+
+
+def test_what_fits_is_not_commented_on(state):
+    store(document(12.0), *LARGE, state)
+    assert said(*LARGE, state) == []
+    assert said(*LARGE, state, "optimizer.lr=3e-6", "loop.steps=8", "model.weights=/weights") == []  # as large
+
+
+def test_what_does_not_fit_is_an_error_and_says_what_helps(state):
+    store(document(18.3, ["model.remat=full", "loop.micro_batch_size=2"]), *LARGE, state)
+    assert said(*LARGE, state) == [
+        "error model: update needs 18.30 GiB per chip (usable: 14.99); "
+        "it fits with model.remat=full loop.micro_batch_size=2"
+    ]
+    store(document(18.3), *LARGE, state)
+    assert said(*LARGE, state)[0].endswith("(usable: 14.99); see `slipway fit`")
+
+
+@pytest.mark.parametrize("change", ["model.remat=attention", "loop.group_size=4", "mesh.data=2", "tpu=v6e_8"])
+def test_another_size_is_another_question(state, change):
+    store(document(18.3), *LARGE, state)
+    assert said(*LARGE, state, change)[0].startswith("note")
+
+
+def test_a_broken_file_counts_as_none(state):
+    store(document(18.3), *LARGE, state)
+    cache_file(config(*LARGE, state)).write_text("{")
+    assert said(*LARGE, state)[0].startswith("note")
+
+
+@pytest.mark.parametrize(("model", "billions"), [("gemma2_2b", 2.61), ("llama3_8b", 8.03), ("qwen3_0_6b", 0.6)])
+def test_the_number_of_weights_is_about_right(state, model, billions):
+    found = config("+experiment=nanochat_d16", state, f"model={model}").model
+    assert found is not None
+    assert estimate_num_params(found) == pytest.approx(billions * 1e9, rel=0.02)
+
+
+def test_slipway_fit_keeps_what_it_was_told(state, monkeypatch, capsys):
+    """Also where an earlier answer stands against the run: it asks again."""
+
+    def answer(command: list[str], check: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        Path(command[command.index("--out") + 1]).write_text(json.dumps(document(18.3)))
+        return subprocess.CompletedProcess(command, 2)
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    for _ in range(2):
+        assert main.run(["fit", *LARGE, state]) == 2
+    assert "memory use is unknown" not in capsys.readouterr().err
+    assert said(*LARGE, state)[0].startswith("error")

@@ -1,0 +1,252 @@
+"""Absent files and objects are named with what is there instead, and so are columns that the first row lacks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.checks import input_files
+from controller.checks.input_first_row import first_rows_have_the_columns
+from controller.core.finding import Check
+from tests.composed import config_of as config
+from tests.fakes.context import make_context
+from tests.fakes.google import MemoryStorage
+
+OFFLINE: tuple[Check[...], ...] = (input_files.files_exist_here, input_files.validation_has_data)
+LIVE: tuple[Check[...], ...] = (input_files.objects_exist, input_files.validation_has_objects)
+LM = ("cloud.project=acme", "model=tiny", "loop=lm", "optimizer=adamw", "loop.seq_len=1024")
+TEXT = (*LM, "data=text", "data.tokenizer=bytes")
+JSONL = (*LM, "data=jsonl", "data.tokenizer=bytes")
+
+
+def offline(*overrides: str) -> list[str]:
+    return [f"{f.check}: {f.severity} {f}" for check in OFFLINE for f in check(config(*overrides))]
+
+
+def live(google: MemoryStorage, *overrides: str) -> list[str]:
+    context = make_context(google)
+    return [f"{f.check}: {f.severity} {f}" for check in LIVE for f in check(config(*overrides), context)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, size in {"train/a.jsonl": 9000, "train/b.jsonl": 9000, "val/a.jsonl": 900, "tokenizer.json": 9}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    return tmp_path
+
+
+def asset(folder: Path) -> str:
+    return f"+assets.datasets.mine.path={folder}"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.path=assets://mine/train/*.jsonl", None),
+        ("data.path=assets://mine/**/a.jsonl", None),
+        ("data.path=assets://mine/*.jsonl", "file_absent: error data.path: assets://mine/*.jsonl: no file matches"),
+        ("data.path=assets://mine/train/*.parquet", "file_absent: error data.path: assets://mine/train/*.parquet: no"),
+        ("data.path=assets://mine/train", "file_absent: error data.path: assets://mine/train: is a folder; name the"),
+        ("data.tokenizer=assets://mine/tokeniser.json", "file_absent: error data.tokenizer: assets://mine/tokeniser.j"),
+        ("model.weights=assets://mine/train", "file_absent: error model.weights: assets://mine/train: has neither"),
+        ("model.weights=assets://mine/gemma", "file_absent: error model.weights: assets://mine/gemma: there is no"),
+    ],
+)
+def test_a_name_must_match_a_file_of_its_asset(folder: Path, override: str, said: str | None) -> None:
+    found = offline(*JSONL, "data.path=assets://mine/train/*.jsonl", asset(folder), override)
+    assert found == [] if said is None else found[0].startswith(said), found
+
+
+def test_names_of_downloads_are_known_before_they_are_there() -> None:
+    found = offline("+experiment=lm_tinyshakespeare", "data.path=assets://text/shakespeare.txt", "data.packing=stream")
+    assert found[0] == (
+        "file_absent: error data.path: assets://text/shakespeare.txt: no file matches it; there are tinyshakespeare.txt"
+    )
+    assert offline("+experiment=lm_tinyshakespeare") == []
+    assert offline("+experiment=gemma2b_gsm8k", "cloud.project=acme") == []  # the weights are made by a command
+
+
+def test_emulated_workers_read_files_of_this_machine(folder: Path) -> None:
+    local = [*JSONL, "cloud=local"]
+    assert offline(*local, f"data.path={folder}/train/*.jsonl") == []
+    [error] = offline(*local, f"data.path={folder}/train/c.jsonl")
+    assert error.endswith(("there are a.jsonl, b.jsonl", "there are b.jsonl, a.jsonl"))
+    assert offline(*JSONL, "data.path=/mnt/data/c.jsonl") == []  # only the workers know
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.path=gs://acme/train/*.jsonl", None),
+        ("data.path=gs://acme/train/*.parquet", "object_absent: error data.path: gs://acme/train/*.parquet: no"),
+        ("data.path=gs://acme/train/a.json", "object_absent: error data.path: gs://acme/train/a.json: no object"),
+        ("data.path=gs://acme/trian/deep/*.jsonl", "object_absent: error data.path: gs://acme/trian/deep/*.jsonl: no"),
+        ("data.path=gs://acme/train", "object_absent: error data.path: gs://acme/train: is a folder; name the files"),
+        ("data.path=gs://ecma/a", "object_absent: error data.path: gs://ecma/a: there is no bucket ecma"),
+        ("data.path=gs://theirs/a", "object_absent: warning data.path: gs://theirs/a was not checked: you may not"),
+        ("model.weights=gs://acme/gemma", None),
+        ("model.weights=gs://acme/gema", "object_absent: error model.weights: gs://acme/gema: no folder matches it;"),
+        ("model.weights=gs://acme/train", "object_absent: error model.weights: gs://acme/train: has neither"),
+    ],
+)
+def test_a_name_must_match_an_object_of_its_bucket(override: str, said: str | None) -> None:
+    names = ("train/a.jsonl", "train/b.jsonl", "gemma/config.json", "gemma/model.safetensors")
+    google = MemoryStorage("theirs", acme=dict.fromkeys(names, b"9 bytes.."))
+    found = live(google, *JSONL, "data.path=gs://acme/train/a.jsonl", override)
+    assert found == [] if said is None else found[0].startswith(said), found
+
+
+def test_a_part_is_left_for_validation(folder: Path) -> None:
+    text = (*TEXT, asset(folder), "data.path=assets://mine/train/*.jsonl", "data.packing=windows")
+    assert offline(*text) == []
+    [short] = offline(*text, "data.eval_fraction=0.05")
+    assert short == (
+        "validation: error data.eval_fraction: 0.05 of 18000 bytes are at most 900 tokens for validation, and "
+        "loop.seq_len + 1 = 1025 are required; raise it, or set data.eval_path"
+    )
+    documents = (*text, "data.packing=documents", "data.separator=null")
+    assert offline(*documents)[0].startswith("validation: warning data.eval_fraction: 0.1 of 2 documents, one per file")
+    [single] = offline(*documents, "data.path=assets://mine/train/a.jsonl")
+    assert single.startswith("validation: error data.eval_fraction: a single document cannot be divided; set data.sep")
+    [same] = offline(*text, "data.eval_path=${data.path}", "data.eval_fraction=0")
+    assert same.startswith("validation: warning data.eval_path: names the training data, so evaluations measure memory")
+
+
+def test_a_part_of_a_bucket_is_left_for_validation() -> None:
+    google = MemoryStorage(acme={"a.txt": bytes(9000)})
+    text = (*TEXT, "data.path=gs://acme/*.txt", "data.packing=windows")
+    assert live(google, *text, "data.eval_fraction=0.5") == []
+    assert live(google, *text)[0].startswith("validation_objects: error data.eval_fraction: 0.1 of 9000 bytes are at m")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.validation_path=gs://b/test.jsonl"], []),
+        (
+            ["data.validation_path=gs://b/test.jsonl", "checkpoint.best={metric: eval_accuracy, mode: max}"],
+            [
+                "validation: warning data.validation_path: names the test's questions, by which checkpoint.best would "
+                "choose; use null, or other questions"
+            ],
+        ),
+        (["checkpoint.best={metric: eval_accuracy, mode: max}"], []),
+        (
+            ["data.validation_path=gs://b/train.jsonl"],
+            [
+                "validation: warning data.validation_path: names the training data, so evaluations measure memory; use "
+                "null"
+            ],
+        ),
+    ],
+)
+def test_the_best_checkpoint_is_not_chosen_by_the_tests_questions(overrides: list[str], said: list[str]) -> None:
+    grpo = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=gsm8k")
+    paths = ("data.path=gs://b/train.jsonl", "data.eval_path=gs://b/test.jsonl")
+    assert offline(*grpo, *paths, *overrides) == said
+
+
+QUESTIONS = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=gsm8k")
+LINES = (
+    "cloud.project=acme",
+    "model=tiny",
+    "loop=lm",
+    "optimizer=adamw",
+    "data=jsonl",
+    "data.path=assets://mine/a.jsonl",
+)
+
+
+def issues(rows: Path, *overrides: str) -> list[str]:
+    return [str(i) for i in first_rows_have_the_columns(config(*overrides, f"+assets.datasets.mine.path={rows}"))]
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    row = {"question": "2+2?", "final": 4, "level": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n{}\n")
+    (tmp_path / "slipway").mkdir()
+    (tmp_path / "slipway" / "mine.py").write_text("def reward(response, answer, prompt, levle, other=1): return 0\n")
+    return tmp_path
+
+
+def test_a_reward_that_wants_a_column_of_generated_problems_is_named(rows: Path) -> None:
+    generated = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=arithmetic")
+    [found] = issues(rows, *generated, "loop.accuracy_reward='mine:reward'")
+    assert found == (
+        "loop.accuracy_reward: reward mine:reward takes 'levle', but a problem of data=arithmetic has no such column; "
+        "only prompt and row are passed too"
+    )
+    assert issues(rows, *generated) == []
+
+
+def test_missing_columns_of_questions_and_rewards_are_named(rows: Path) -> None:
+    paths = [f"data.{name}=assets://mine/a.jsonl" for name in ("path", "eval_path")]
+    found = issues(rows, *QUESTIONS, *paths, "loop.accuracy_reward='mine:reward'")
+    missing = f"the first row of {rows}/a.jsonl has no column 'answer'; it has 'question', 'final', 'level'"
+    assert found[0] == f"data.answer_column: {missing}"
+    assert found[1].startswith(
+        f"loop.accuracy_reward: reward mine:reward takes 'levle', but the first row of {rows}/a.jsonl has no such"
+    )
+    assert len(found) == 3  # eval_path too
+    right = (*QUESTIONS, *paths, "data.answer_column=final", "data.answer_mark=null")
+    assert issues(rows, *right) == []
+    template = ("data.question_column=null", "data.question_template='{context} {question}'")
+    assert issues(rows, *right, *template)[0].startswith("data.question_template: the first row of ")
+
+
+def test_a_missing_mark_and_unreadable_lines_are_named(rows: Path) -> None:
+    paths = [f"data.{name}=assets://mine/*.jsonl" for name in ("path", "eval_path")]
+    (rows / "a.jsonl").write_text('{"question": "a", "answer": "4"}\n')
+    assert "has no '#### ' in column 'answer'; null takes the whole column" in issues(rows, *QUESTIONS, *paths)[0]
+    for line, message in (
+        ("oops\n", "line 1 is not JSON"),
+        ("[1]\n", r"line 1 is not an object with columns, but [1]"),
+    ):
+        (rows / "a.jsonl").write_text(line)
+        assert issues(rows, *QUESTIONS, *paths)[0].startswith(f"data.path: {rows}/a.jsonl: {message}")
+        assert issues(rows, *QUESTIONS, *paths, "data.on_bad_line=skip") == []
+
+
+def test_columns_of_text_are_those_of_the_rows(rows: Path) -> None:
+    assert issues(rows, *LINES)[0].startswith("data.text_column: the first row of ")
+    assert issues(rows, *LINES, "data.text_column=question") == []
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"body": ["x"]}), rows / "a.parquet")
+    change = ("data=parquet", "data.path=assets://mine/a.parquet")
+    found = issues(rows, *LINES[:4], *change)
+    assert found == [f"data.text_column: the first row of {rows}/a.parquet has no column 'text'; it has 'body'"]
+
+
+def test_a_column_that_holds_no_text_is_named(rows: Path) -> None:
+    """A number is text to the questions, and to nothing else; blank lines before the first row are skipped."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "number": 4, "yes": True, "text": "hello"}
+    (rows / "a.jsonl").write_text("\n  \n" + json.dumps(chat) + "\n")
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({name: [value] for name, value in chat.items()})
+    parquet.write_table(table.append_column("coded", table["text"].dictionary_encode()), rows / "a.parquet")
+    questions = [f"data.{name}=assets://mine/a.SUFFIX" for name in ("path", "eval_path")] + ["data.answer_mark=null"]
+    grpo = (*QUESTIONS, *questions, "data.question_column=text", "data.answer_column=")
+    lm = (*LINES[:4], "data=KIND", "data.path=assets://mine/a.SUFFIX", "data.text_column=")
+    lists = "list<element: struct<role: string, content: string>>"
+    for suffix, kind, shown in (
+        ("jsonl", "jsonl", {"messages": '[{"role": "user", "content": "hi"}]', "number": "4", "yes": "true"}),
+        ("parquet", "parquet", {"messages": lists, "number": "int64", "yes": "bool"}),
+    ):
+        for words, numbers in ((grpo, True), (lm, False)):
+            for column in table.column_names + ["coded"] * (kind == "parquet"):
+                made = [word.replace("SUFFIX", suffix).replace("KIND", kind) for word in words]
+                found = issues(rows, *made[:-1], made[-1] + column)
+                expected = [] if column in ("text", "coded") or (numbers and column == "number") else [shown[column]]
+                assert [text.rpartition(f"has no text in column {column!r}, but ")[2] for text in found] == (
+                    expected * (2 if numbers else 1)
+                )
+
+
+def test_files_elsewhere_are_left_to_the_trainer(rows: Path) -> None:
+    assert issues(rows, *QUESTIONS, "data.path=gs://b/a.jsonl", "data.eval_path=gs://b/b.jsonl") == []
+    assert issues(rows, *QUESTIONS, f"data.path={rows}/a.jsonl", "data.eval_path=gs://b/b.jsonl") == []  # not on a pod
+    here = (*QUESTIONS[1:], "cloud=local", f"data.path={rows}/a.jsonl", "data.eval_path=gs://b/b.jsonl")
+    assert issues(rows, *here)[0].startswith("data.answer_column: the first row of ")
