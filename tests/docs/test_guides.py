@@ -70,6 +70,7 @@ def test_every_line_is_there_once_and_in_order() -> None:
     text = (ROOT / "docs" / "guides.yaml").read_text()
     names = re.findall(r'^  "?([\dC][\d.]*)"?: \{', text, re.MULTILINE)
     assert len(names) == len(set(names)) == len(ROWS)
+    assert len(re.findall(r"^  \w+: tests/", text, re.MULTILINE)) == len(TESTS), "a test is named twice"
 
 
 def test_what_covers_a_line_exists_and_every_row_names_tests_or_says_why_there_is_none() -> None:
