@@ -26,7 +26,7 @@ COMMANDS = {
     "supervise": "supervisor",
     "stop": "control",
     "state": "attempts",
-    "stacks": "control",
+    "stacks": "commands.stacks",
     "watch": "control",
     "set_watchdog": "watchdog",
     "watchdog_state": "watchdog",

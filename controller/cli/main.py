@@ -152,7 +152,7 @@ def _note(text: str) -> None:
 def with_recalled(command: Command) -> Command:
     """Reuse the overrides of the last run started from this folder, for a verb on a run that is not named."""
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
-    if meant or command.verb not in index.VERBS:
+    if meant or command.verb not in index.RECALLING_VERBS:
         return command
     last = index.load_last_command(Path.cwd())
     if last == index.LastCommand():

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.core.json_documents import append_lines, checked, dump, has_format
+from controller.core.json_documents import append_lines, checked, dump, has_format, load
 
 if TYPE_CHECKING:
     from controller.gcp.client import GoogleClient
@@ -108,7 +108,7 @@ RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ss
     *("get", "export", "chat", "generate"),
 }
 """Commands that accept --run to name the run."""
-VERBS = RUN_VERBS | {"orphans"}
+RECALLING_VERBS = RUN_VERBS | {"orphans"}
 """Commands that inspect, change or end what `up` created; without overrides they use those of the last `up`."""
 PROJECT_VERBS = frozenset({"orphans"})
 """Commands among them that need no run: the overrides only select the project."""
@@ -133,24 +133,20 @@ class LastCommand:
 
 def save_last_command(command: LastCommand, folder: Path) -> None:
     """Save the last `up` of a folder. The caller reports a state folder that cannot be written."""
-    from controller.core import json_documents
-
-    file = _file(folder)
+    file = _last_command_file(folder)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.write_text(json_documents.dump({"folder": str(folder), **asdict(command)}))
+    file.write_text(dump({"folder": str(folder), **asdict(command)}))
 
 
 def load_last_command(folder: Path) -> LastCommand:
     """Return what was last saved for this folder; empty if there was no `up`."""
-    from controller.core import json_documents
-
-    file = _file(folder)
-    known = json_documents.load(file.read_text(), str(file)) if file.is_file() else {}
+    file = _last_command_file(folder)
+    known = load(file.read_text(), str(file)) if file.is_file() else {}
     words = tuple(known.get("sweep_words", ()))
     return LastCommand(tuple(known.get("overrides", ())), known.get("run", ""), known.get("sweep", ""), words)
 
 
-def _file(folder: Path) -> Path:
+def _last_command_file(folder: Path) -> Path:
     import hashlib
 
     home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()

@@ -207,7 +207,7 @@ def difference_cells(one: Comparison) -> tuple[str, str]:
     return difference, "–" if width is None else f"{low} to {high}"
 
 
-MAX_WIDTH, MAX_STEPS, MAX_SHOWN = 40, 256, 7
+MAX_BOARD_WIDTH, MAX_BOARD_STEPS, MAX_BOARDS_SHOWN = 40, 256, 7
 """Cells of a side, steps of a document, and answers that are drawn."""
 CELL = 16
 SYMBOLS = {"sudoku": "?.123456789", "maze": "?#.SGo"}
@@ -231,9 +231,9 @@ class Board:
     def shown_steps(self) -> list[int]:
         """Return the steps to draw: all, or some of them at equal distances, with the first and the last."""
         steps = sorted(self.steps)
-        if len(steps) <= MAX_SHOWN:
+        if len(steps) <= MAX_BOARDS_SHOWN:
             return steps
-        return [steps[round(i * (len(steps) - 1) / (MAX_SHOWN - 1))] for i in range(MAX_SHOWN)]
+        return [steps[round(i * (len(steps) - 1) / (MAX_BOARDS_SHOWN - 1))] for i in range(MAX_BOARDS_SHOWN)]
 
 
 def parse_board(document: Any) -> Board | None:
@@ -242,11 +242,11 @@ def parse_board(document: Any) -> Board | None:
         return None
     kind, width, steps = document.get("kind"), document.get("width"), document.get("steps")
     symbols = SYMBOLS.get(kind) if isinstance(kind, str) else None
-    if symbols is None or not isinstance(width, int) or not 0 < width <= MAX_WIDTH or not isinstance(steps, dict):
+    if symbols is None or not isinstance(width, int) or not 0 < width <= MAX_BOARD_WIDTH or not isinstance(steps, dict):
         return None
     numbers = [name for name in steps if isinstance(name, str) and name.isdecimal() and len(name) < 6]
     boards = [document.get("puzzle"), document.get("solution"), *(steps[name] for name in numbers)]
-    if not numbers or len(numbers) != len(steps) or len(steps) > MAX_STEPS:
+    if not numbers or len(numbers) != len(steps) or len(steps) > MAX_BOARD_STEPS:
         return None
     if not all(isinstance(cells, str) and len(cells) == width * width for cells in boards):
         return None

@@ -140,8 +140,9 @@ def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -
     raise_failures(fleet.call_all(START, payloads), f"start {plan.run_id}")
 
 
-STALE_SECONDS = 120.0
-REFRESH_SECONDS = 20.0
+QUEUE_STALE_SECONDS = 120.0
+"""A waiting run whose place is older than this has lost its controller."""
+QUEUE_REFRESH_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class PodQueue:
             except DamagedRecordError as error:
                 self.problems += [str(error)] if str(error) not in self.problems else []
                 continue
-            if self._clock.now() - entry.refreshed < STALE_SECONDS:
+            if self._clock.now() - entry.refreshed < QUEUE_STALE_SECONDS:
                 found.append((entry.since, entry.run_id))
         return [run_id for _, run_id in sorted(found)]
 
@@ -195,7 +196,7 @@ class PodQueue:
         def refresh() -> None:
             nonlocal last_refresh
             now = self._clock.now()
-            if now - last_refresh >= REFRESH_SECONDS:
+            if now - last_refresh >= QUEUE_REFRESH_SECONDS:
                 last_refresh = now
                 entry = _WaitingRun(run_id, since, refreshed=now).to_json()
                 self._google.upload(self._bucket, self._name(run_id), json.dumps(entry).encode())

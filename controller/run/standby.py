@@ -1,6 +1,7 @@
-"""Stand by while another controller acts on the pod: report which one, watch, and change nothing.
+"""Stand by while another controller acts on the pod, or hand the run over to a bastion that acts instead.
 
-When the other controller has gone for good, `up` reports that and takes over.
+Who stands by reports which controller acts, watches, and changes nothing. When the other one has gone for good, `up`
+says so and takes over. `Handover` creates the bastion, ends a stale one, and releases the lease to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -239,11 +240,11 @@ class RemoteStandby(Standby):
         return False
 
 
-HANDOVER, LOG = "handover.json", "bastion.log"
-HOME = "~/.slipway"
+HANDOVER, BASTION_LOG = "handover.json", "bastion.log"
+BASTION_HOME = "~/.slipway"
 START_TIMEOUT_SECONDS = 1200.0
 """Maximum time until a bastion acts: a boot, and the installation of some packages on a small machine."""
-TAIL_LINES = 20
+LOG_TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -296,9 +297,9 @@ class Handover:
         return self.plan.get(Bastion)
 
     def _log_tail(self) -> str:
-        kept = self.ledger.read(LOG) or b""
+        kept = self.ledger.read(BASTION_LOG) or b""
         text = self.bastion.serial_output(self.context) or kept.decode(errors="replace")
-        return "\n".join(text.splitlines()[-TAIL_LINES:])
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
     def _orders(self) -> dict[str, Any]:
         package = self.plan.get(SlipwayPackage)
@@ -310,9 +311,9 @@ class Handover:
             "version": version("slipway"),
             "install": emulator is None,
             "handover": f"{self.ledger.prefix}/{HANDOVER}",
-            "log": f"{self.ledger.prefix}/{LOG}",
+            "log": f"{self.ledger.prefix}/{BASTION_LOG}",
             "instance": self.bastion.path(self.context.project),
-            "home": HOME,
+            "home": BASTION_HOME,
             "roots": {} if emulator is None else emulator.roots,
             "ssh_config": None if emulator is None else str(emulator.ssh_config),
             "iap": None if emulator is None else emulator.iap,

@@ -82,7 +82,11 @@ def _generate(path: Path) -> None:
 
 
 class OsLogin:
-    """The caller's OS Login profile in a project."""
+    """The caller's OS Login profile in a project.
+
+    Where a project enforces OS Login, our SSH key goes into our Google profile, not into a node's metadata
+    (https://cloud.google.com/compute/docs/oslogin).
+    """
 
     def __init__(self, google: GoogleClient, project: str) -> None:
         self._google, self._project = google, project

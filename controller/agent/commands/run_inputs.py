@@ -139,7 +139,7 @@ def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, st
     """Return a program's environment; `own` overrides `env`, which overrides the variables of `write_config`."""
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
     usual = {
-        "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see stack_dump.py
+        "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see `stacks`
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
     }
     kept = read_json(run / "env") or {"variables": {}}

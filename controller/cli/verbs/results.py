@@ -101,6 +101,7 @@ class _ProgressLine:
     def __init__(self, *, quiet: bool) -> None:
         self.shown = sys.stderr.isatty() and not quiet
         self._moved = 0
+        self._drawn = False
 
     def show(self, label: str, total: int, size: int) -> None:
         """Say what has been moved after `size` more of `total` bytes."""
@@ -108,11 +109,12 @@ class _ProgressLine:
         self._print(printable(f"{format_size(self._moved)} of {format_size(total)}  {label}"))
 
     def clear(self) -> None:
-        if self._moved:
+        if self._drawn:
             self._print("")
 
     def _print(self, text: str) -> None:
         if self.shown:
+            self._drawn = True
             print(f"\r{text[:WIDTH]:<{WIDTH}}", end="\r", file=sys.stderr, flush=True)
 
 

@@ -15,7 +15,7 @@ from controller.cli import main
 from controller.records import index
 from controller.report.comparison import Comparison, PowerLaw, compare, fit_power_law, summarize
 from controller.report.contents import ReportModel, build_report
-from controller.report.drawing import MAX_SHOWN, draw_boards, parse_board
+from controller.report.drawing import MAX_BOARDS_SHOWN, draw_boards, parse_board
 from controller.report.gather import gather_runs, local_reader
 from controller.report.page import render
 from controller.report.scaling import Scaling, is_on_front, measure_scaling
@@ -161,7 +161,7 @@ def test_each_answer_is_a_figure_with_its_wrong_cells_marked() -> None:
     assert given == ["1"]
     long = parse_board(BOARD | {"steps": {str(n): BOARD["solution"] for n in range(1, 33)}})
     assert long
-    assert (len(long.shown_steps), long.shown_steps[0], long.shown_steps[-1]) == (MAX_SHOWN, 1, 32)
+    assert (len(long.shown_steps), long.shown_steps[0], long.shown_steps[-1]) == (MAX_BOARDS_SHOWN, 1, 32)
 
 
 def test_a_maze_is_drawn_in_its_colors() -> None:
