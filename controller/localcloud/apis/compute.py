@@ -316,6 +316,12 @@ class Compute(Service):
 _PERMISSIONS_OF_PARTS = {"labels": "setLabels", "metadata": "setMetadata", "tags": "setTags"}
 
 
+def _email_of(account: Mapping[str, Any]) -> str:
+    """Return the address of a service account as a VM's body names it."""
+    email = account.get("email", "default")
+    return DEFAULT_ACCOUNT if email == "default" else email
+
+
 def _require_of_body(collection: Collection, call: ApiCall) -> None:
     """Raise ApiError 403 unless the caller holds the permissions that parts of the request need."""
     project = f"projects/{PROJECT}"
@@ -323,7 +329,7 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
         call.require_permission("compute.disks.setLabels", project)
     if collection is TEMPLATES:
         for account in (call.body.get("properties") or {}).get("serviceAccounts", ()):
-            call.require_account(account.get("email"))
+            call.require_account(_email_of(account))
     if collection is not INSTANCES:
         return
     for part, verb in _PERMISSIONS_OF_PARTS.items():
@@ -331,7 +337,7 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
             call.require_permission(f"compute.instances.{verb}", project)
     for account in call.body.get("serviceAccounts", ()):
         call.require_permission("compute.instances.setServiceAccount", project)
-        call.require_account(account.get("email"))
+        call.require_account(_email_of(account))
     if any(interface.get("accessConfigs") for interface in call.body.get("networkInterfaces", ())):
         call.require_permission("compute.subnetworks.useExternalIp", project)
 

@@ -185,7 +185,7 @@ class Nodes(Service):
         location = self.location(call)
         zone, tier = location.rpartition("/")[2], self.capacity_tier(call.body)
         self.faults.refuse_creation("request", zone, tier, call.body.get("acceleratorType", ""))
-        call.require_account((call.body.get("serviceAccount") or {}).get("email"))
+        call.require_account((call.body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT)
         self.quotas.check_tpus(zone, [self.accelerator(location, call.body)], tier)
         node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")

@@ -9,6 +9,7 @@ from controller.localcloud.apis.operations import Effect, as_longrunning
 from controller.localcloud.apis.quotas import capacity_tier, multi_slice_spec, requested_nodes, state_document
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
+    DEFAULT_ACCOUNT,
     PROJECT,
     PROJECT_NUMBER,
     ApiCall,
@@ -45,7 +46,7 @@ class QueuedResources(Service):
             raise ApiError(400, "tpu.nodeSpec must hold at least one node")
         for spec in specs:
             node = spec.get("node", {})
-            call.require_account((node.get("serviceAccount") or {}).get("email"))
+            call.require_account((node.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT)
             self.nodes.accelerator(location, node)
             if bool(spec.get("nodeId")) == bool(multi_slice_spec(spec)):
                 raise ApiError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")

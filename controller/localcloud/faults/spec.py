@@ -206,7 +206,7 @@ ONE_SHOT_KINDS, CREATION_KINDS, LASTING_KINDS = (
 def parse_fault(spec: Any) -> FaultSpec:
     """Parse a fault as written in YAML; raise ApiError 400 naming the invalid key, or the known kinds."""
     kind = spec.get("kind") if isinstance(spec, dict) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ApiError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(KINDS)}")
     try:
         return KINDS[kind].model_validate(spec)

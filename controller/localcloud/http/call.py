@@ -42,10 +42,9 @@ class ApiCall:
         if self.judgement is not None:
             self.judgement.require(permission, resource)
 
-    def require_account(self, email: str | None) -> None:
-        """Raise ApiError 403 unless the caller may attach a service account, by default the project's, to a VM."""
-        account = DEFAULT_ACCOUNT if email in (None, "", "default") else email
-        self.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{account}")
+    def require_account(self, email: str) -> None:
+        """Raise ApiError 403 unless the caller may attach a service account to a VM."""
+        self.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{email}")
 
     def test_permissions(self, resource: str) -> dict[str, Any]:
         """Answer `testIamPermissions`, whose body or query names permissions: those that the caller holds."""

@@ -300,14 +300,15 @@ class Slices(Service):
         """Let the topology of an active slice become INCOMPLETE, FAILED or ACTIVE_DEGRADED."""
         error = errors_of("INTERNAL_ERROR", message)
         lost = {"INCOMPLETE": [worker], "FAILED": [*range(len(found["members"]))]}.get(state, [])
-        for index, (path, instance) in enumerate(self.instances(found)):
-            if instance is not None and index in lost:
-                self.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
-        self.change(found, phase=state, error=error, errorTime=timestamp(time.time()))
+        with self.store.transaction():
+            for index, (path, instance) in enumerate(self.instances(found)):
+                if instance is not None and index in lost:
+                    self.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
+            self.change(found, phase=state, error=error, errorTime=timestamp(time.time()))
+            if lost:
+                self.store.delete("boot", found["owner"])
         if lost:
-            self.store.delete("boot", found["owner"])
-        for index in lost:
-            await self.workers.halt(found["id"], index)
+            await self.workers.halt(found["id"], worker if state == "INCOMPLETE" else None)
 
     async def on_stopped(self, path: str) -> None:
         """End the stop of an instance by its termination action."""

@@ -37,6 +37,7 @@ def test_a_moment_drawn_from_a_seed_is_the_same_for_the_same_seed() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
+        ({"kind": ["preempted"]}, f"known: {', '.join(KINDS)}"),
         ({"kind": "preemptd"}, f"known: {', '.join(KINDS)}"),
         ({}, f"known: {', '.join(KINDS)}"),
         ({"kind": "preempted"}, "exactly one of after_object, after_seconds, after_requests and within_seconds"),
