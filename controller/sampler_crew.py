@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.connect import Emulator, open_context
+from controller.connect import open_context
 from controller.context import Context
 from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.events import BoardScreen, Event, FinishedRun
 from controller.core.this_process import InterruptedSleepError
+from controller.emulator import Emulator
 from controller.lease import LeaseHeldError, pod_lease
 from controller.plan.build import Plan
 from controller.plan.samplers import price_of_pods, sampler_plans

@@ -21,14 +21,14 @@ from typing import Any
 
 import psutil
 
-from controller import connect
+from controller import emulator
 from controller.localcloud import lifecycle
 from tests import agents as agents_module
 from tests.agents import ForkedAgents
 from tests.paths import ROOT
 
 START_SECONDS = 300.0
-run_in_a_process = connect.run_emulator_verb
+run_in_a_process = emulator.run_emulator_verb
 
 
 class Emulators:
@@ -83,7 +83,7 @@ class Emulators:
         return 2, log.read_bytes()[before:].decode(errors="replace")
 
     def run_emulator_verb(self, arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
-        """Stand in for `controller.connect.run_emulator_verb`."""
+        """Stand in for `controller.emulator.run_emulator_verb`."""
         match arguments[0]:
             case "start":
                 return self.start(folder, *arguments[1:])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema.assets import SourceAddress, parse_source
-from controller.inputs.hugging_face_hub import HubAccess
+from controller.inputs.hub_sources import HubAccess
 from controller.localcloud.hub import HubServer, HubState
 
 ACCEPTED, OTHER = "hf_accepted", "hf_other"

@@ -45,9 +45,7 @@ def tokens_are_secrets(config: Config) -> Iterator[Issue]:
 
 @check("asset_clear", "error", "assets.KIND.NAME.files.FILE.url", also="warning")
 def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
-    """Tokens are never sent unencrypted. An address is on record in the bucket, so it should hold neither a password
-    nor a signature.
-    """
+    """A token is never sent unencrypted, and an address on record in the bucket holds no password or signature."""
     for key, file in _downloads(config):
         if file.token_secret is not None and file.url.startswith("http://") and not _is_loopback(file.url):
             yield Issue("would send the token unencrypted; use https", f"{key}.url")
@@ -97,7 +95,7 @@ def _holds_home(path: Path) -> bool:
     return folder == home or folder in home.parents
 
 
-@check("bastion_secrets", "error", "env.secrets.NAME", "notify.webhook")
+@check("bastion_secrets", "error", "env.secrets.NAME", "notify.webhook", of_pods=True)
 def bastion_has_secrets(config: Config) -> Iterator[Issue]:
     """This machine's secrets go only to the workers. A bastion reads its secrets from Secret Manager."""
     if config.recovery.driver != "bastion":
@@ -111,7 +109,7 @@ def bastion_has_secrets(config: Config) -> Iterator[Issue]:
             yield Issue(message, name if "." in name else f"env.secrets.{name}")
 
 
-@check("bastion_fetch", "error", "assets.fetch_on", "assets.KIND.NAME.fetch_on")
+@check("bastion_fetch", "error", "assets.fetch_on", "assets.KIND.NAME.fetch_on", of_pods=True)
 def bastion_has_assets(config: Config) -> Iterator[Issue]:
     """A bastion can use only assets that are already in the bucket."""
     if config.recovery.driver != "bastion":
@@ -124,14 +122,14 @@ def bastion_has_assets(config: Config) -> Iterator[Issue]:
             yield Issue(message, f"assets.{kind}s.{name}.fetch_on")
 
 
-@check("bastion_adopt", "error", "recovery.driver")
+@check("bastion_adopt", "error", "recovery.driver", of_pods=True)
 def bastion_has_a_network(config: Config) -> Iterator[Issue]:
     """The bastion needs the network that slipway creates. For an adopted pod, slipway creates no network."""
     if config.recovery.driver == "bastion" and config.tpu.adopt:
         yield Issue("bastion needs the planned network, which tpu.adopt=true leaves out; use laptop")
 
 
-@check("bastion_machine", "error", "cloud.driver_machine", live=True)
+@check("bastion_machine", "error", "cloud.driver_machine", live=True, of_pods=True)
 def bastion_machine_is_offered(config: Config, context: Context) -> Iterator[Issue]:
     """Not every zone has every machine type; us-central2 has no E2 machines."""
     where = {"project": context.project, "zone": config.tpu.zone}
@@ -148,7 +146,7 @@ def bastion_machine_is_offered(config: Config, context: Context) -> Iterator[Iss
         )
 
 
-@check("bastion_way", "warning", "ssh.method")
+@check("bastion_way", "warning", "ssh.method", of_pods=True)
 def bastion_uses_internal_ssh(config: Config) -> Iterator[Issue]:
     """Inside the VPC, the bastion reaches workers at their internal addresses."""
     if config.recovery.driver == "bastion" and config.ssh.method == "external":

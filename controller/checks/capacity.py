@@ -38,7 +38,7 @@ def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
         yield Issue("the program never ends (program.endless); set the hours after which the run ends, or max_usd")
 
 
-@check("trc_zone", "error", "tpu.zone")
+@check("trc_zone", "error", "tpu.zone", of_pods=True)
 def zone_is_in_grant(config: Config) -> Iterator[Issue]:
     """TPU Research Cloud TPUs are free only in the zones of the grant. Elsewhere they are billed in full."""
     if config.cloud.trc is None:
@@ -51,22 +51,22 @@ def zone_is_in_grant(config: Config) -> Iterator[Issue]:
             )
 
 
-@check("kept_forever", "warning", "cleanup.idle_minutes")
+@check("kept_forever", "warning", "cleanup.idle_minutes", of_pods=True)
 def failed_pods_are_deleted(config: Config) -> Iterator[Issue]:
     """A pod that is kept after a failure is billed until someone deletes it."""
     if config.cleanup.on_failure == "keep" and config.cleanup.idle_minutes is None:
         yield Issue("null with cleanup.on_failure=keep bills a failed pod until you run `slipway down`")
 
 
-@check("thresholds", "error", "cloud.billing_budget.thresholds")
+@check("thresholds", "error", "cloud.billing_budget.thresholds", of_pods=True)
 def thresholds_are_fractions(config: Config) -> Iterator[Issue]:
-    """A threshold of 50 means 5,000%. Google accepts it and never sends an email."""
+    """Thresholds are fractions: 50 means 5,000%, which Google accepts, and then never sends an email."""
     budget = config.cloud.billing_budget
     if budget is not None and any(not 0 < share <= 2 for share in budget.thresholds):
         yield Issue("must be fractions of the amount, e.g. 0.5 for 50%")
 
 
-@check("trc_ended", "warning", "cloud.trc.free_until", live=True)
+@check("trc_ended", "warning", "cloud.trc.free_until", live=True, of_pods=True)
 def grant_has_not_ended(config: Config, context: Context) -> Iterator[Issue]:
     """Grants end after about 30 days, and the bill is the only notice."""
     trc = config.cloud.trc
@@ -82,7 +82,7 @@ def grant_has_not_ended(config: Config, context: Context) -> Iterator[Issue]:
         yield Issue(f"the grant ends on {trc.free_until}; later hours of the run are billed")
 
 
-@check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")
+@check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning", of_pods=True)
 def zone_has_type(config: Config) -> Iterator[Issue]:
     """Each generation is available in some zones only. A zone that the table may be too old to list is a warning."""
     topology = config.topology
@@ -96,7 +96,7 @@ def zone_has_type(config: Config) -> Iterator[Issue]:
 
 
 @check("plane", "error", "tpu.plane", "tpu.accelerator_type", "tpu.machine_type", "tpu.max_run_hours",
-       "tpu.provisioner")  # fmt: skip
+       "tpu.provisioner", of_pods=True)  # fmt: skip
 def plane_serves_the_config(config: Config) -> Iterator[Issue]:
     """Google's TPU API lacks new generations, Compute Engine lacks old ones, and some keys exist on one plane only.
     With tpu.plane=auto, a plane that cannot serve a key is not tried.
@@ -108,7 +108,7 @@ def plane_serves_the_config(config: Config) -> Iterator[Issue]:
         yield from plane.checks.obstacles(config)
 
 
-@check("tier", "error", "tpu.capacity", "tpu.provisioner", "tpu.reservation", "tpu.max_run_hours")
+@check("tier", "error", "tpu.capacity", "tpu.provisioner", "tpu.reservation", "tpu.max_run_hours", of_pods=True)
 def tier_exists(config: Config) -> Iterator[Issue]:
     """Some tiers exist on one plane only, and some need a queued resource, a node, a reservation or a duration. Google
     ends every flex-start pod after seven days.
@@ -119,7 +119,7 @@ def tier_exists(config: Config) -> Iterator[Issue]:
             yield from dict.fromkeys(issue for each in found for issue in each)
 
 
-@check("runtime", "warning", "tpu.runtime_version", also="error")
+@check("runtime", "warning", "tpu.runtime_version", also="error", of_pods=True)
 def runtime_matches_type(config: Config) -> Iterator[Issue]:
     """A slice boots with another generation's image, but JAX finds no TPU on it. An image that is certainly wrong is an
     error: one of another generation, such as `v2-alpha`, which is older than v5e, or `tpu-ubuntu2204-base` on v6e.
@@ -129,7 +129,7 @@ def runtime_matches_type(config: Config) -> Iterator[Issue]:
         yield from plane.checks.image(config)
 
 
-@check("adopt", "error", "tpu.name", "tpu.data_disk_gb")
+@check("adopt", "error", "tpu.name", "tpu.data_disk_gb", of_pods=True)
 def adopted_has_a_name(config: Config) -> Iterator[Issue]:
     """An adopted pod is found by name and never changed."""
     if config.tpu.adopt and config.tpu.name is None:
@@ -138,7 +138,7 @@ def adopted_has_a_name(config: Config) -> Iterator[Issue]:
         yield Issue("an adopted pod cannot get a disk; set it to null", "tpu.data_disk_gb")
 
 
-@check("data_disk", "error", "tpu.data_disk_gb")
+@check("data_disk", "error", "tpu.data_disk_gb", of_pods=True)
 def disk_is_writable(config: Config) -> Iterator[Issue]:
     """Several VMs can share a disk only read-only: https://cloud.google.com/tpu/docs/setup-persistent-disk."""
     if config.tpu.data_disk_gb is not None and config.topology.workers > 1:
@@ -148,7 +148,7 @@ def disk_is_writable(config: Config) -> Iterator[Issue]:
         )
 
 
-@check("subnet_range", "error", "network.cidr")
+@check("subnet_range", "error", "network.cidr", of_pods=True)
 def subnet_has_a_range(config: Config) -> Iterator[Issue]:
     """A new subnet needs an IP range; conf/regions.yaml has one for each region it lists."""
     unknown = [region for region in config.regions if subnet_range(region) is None]
@@ -156,7 +156,7 @@ def subnet_has_a_range(config: Config) -> Iterator[Issue]:
         yield Issue(f"conf/regions.yaml has no range for {', '.join(unknown)}; set one, e.g. 10.80.0.0/20")
 
 
-@check("subnet_overlap", "error", "network.cidr")
+@check("subnet_overlap", "error", "network.cidr", of_pods=True)
 def ranges_do_not_overlap(config: Config) -> Iterator[Issue]:
     """Google rejects two subnets with the same range in one network."""
     if config.network.cidr is not None and len(config.regions) > 1:
@@ -165,7 +165,7 @@ def ranges_do_not_overlap(config: Config) -> Iterator[Issue]:
         )
 
 
-@check("bucket_near", "error", "cloud.bucket_location")
+@check("bucket_near", "error", "cloud.bucket_location", of_pods=True)
 def bucket_is_near(config: Config) -> Iterator[Issue]:
     """Reads across regions are slow and billed, so a new bucket must serve every zone."""
     if config.cloud.bucket is not None:
@@ -177,14 +177,23 @@ def bucket_is_near(config: Config) -> Iterator[Issue]:
         )
 
 
-@check("soft_delete_days", "error", "cloud.soft_delete_days")
+@check("soft_delete_days", "error", "cloud.soft_delete_days", of_pods=True)
 def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
     """Soft delete is off or lasts at least a week: https://cloud.google.com/storage/docs/soft-delete."""
     if 0 < config.cloud.soft_delete_days < 7:
         yield Issue("must be 0 or 7 to 90")
 
 
-@check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", "loop.sampler.tpu", also="warning", live=True)
+@check(
+    "type_offered",
+    "error",
+    "tpu.zone",
+    "tpu.fallback_zones",
+    "loop.sampler.tpu",
+    also="warning",
+    live=True,
+    of_pods=True,
+)
 def offered_types(config: Config, context: Context) -> Iterator[Issue]:
     """Google's `acceleratorTypes.list`, or `machineTypes.get`, is authoritative for a zone; the table may be out of
     date.
@@ -197,7 +206,7 @@ def offered_types(config: Config, context: Context) -> Iterator[Issue]:
             yield issue._replace(key="loop.sampler.tpu")
 
 
-@check("runtime_offered", "error", "tpu.runtime_version", also=("warning", "note"), live=True)
+@check("runtime_offered", "error", "tpu.runtime_version", also=("warning", "note"), live=True, of_pods=True)
 def offered_runtimes(config: Config, context: Context) -> Iterator[Issue]:
     """Google rejects a mistyped image, but only after minutes. A documented image that its list lacks is only noted."""
     if not config.tpu.adopt:

@@ -80,7 +80,7 @@ CROWDED = 0.75
 GIB = 2**30
 
 
-@check("fit", "error", "model", "mesh", also=("warning", "note"))
+@check("fit", "error", "model", "mesh", also=("warning", "note"), of_pods=True)
 def fits_the_chips(config: Config) -> Iterator[Issue]:
     """A program that does not fit fails minutes after the pod is created. The compiler can tell without a TPU. Without
     it, arithmetic tells what stays in memory: weights, moments, averages and the reference are certain; gradients are

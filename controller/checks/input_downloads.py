@@ -23,7 +23,7 @@ from controller.inputs.download import (
     part_path,
     token_for,
 )
-from controller.inputs.hugging_face_hub import SourceError, hub_endpoint, lookup_problem
+from controller.inputs.hub_sources import SourceError, hub_endpoint, lookup_problem
 from controller.inputs.resolved_assets import AssetFile, BuildRecipe, ResolvedAsset
 from controller.plan.build import Plan, missing_assets
 from controller.plan.worker_steps import describe_build, describe_fetch, fetched_nearby, fetcher_of

@@ -15,7 +15,7 @@ from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.gcp.google_errors import NoCredentialsError, ServiceDisabledError
 from controller.inputs.download import token_for
-from controller.inputs.hugging_face_hub import (
+from controller.inputs.hub_sources import (
     HUGGING_FACE,
     LOG_IN,
     PUBLIC_FILES,

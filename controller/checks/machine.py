@@ -57,7 +57,7 @@ def programs_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
 
 @check("laptop_disk", "error", "assets.KIND.NAME.build", "assets.KIND.NAME.files.FILE.url", also="note", of_plan=True)
 def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
-    """Downloads go through run.state_dir on this machine. A full disk ends them after hours."""
+    """Downloads go through run.state_dir on this machine, and a full disk ends them after hours."""
     elsewhere = tuple(f"assets.{asset.path}." for asset in plan.assets if fetched_on_pod(plan.config, asset))
     folder = Path(plan.config.run.state_dir).expanduser()
     sizes = Counter[str]()
@@ -72,9 +72,9 @@ def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
         yield Issue(f"{message}; free some space, or set run.state_dir to a folder on a larger disk", largest)
 
 
-@check("worker_disk", "error", "env.min_free_gb", "assets.KIND.NAME.path", also="warning")
+@check("worker_disk", "error", "env.min_free_gb", "assets.KIND.NAME.path", also="warning", of_pods=True)
 def workers_disks_suffice(config: Config) -> Iterator[Issue]:
-    """A TPU VM's boot disk has 100 GB. Nothing that is larger can be kept there."""
+    """A TPU VM's boot disk has 100 GB, and nothing that is larger can be kept there."""
     if config.cloud.kind == "local":
         return
     if config.env.min_free_gb >= BOOT_DISK_GB:

@@ -11,6 +11,7 @@ from typing import Any
 from conf.schema.cloud import ANYWHERE, IAP_RANGE
 from conf.schema.config import Config
 from conf.schema.topology import is_near
+from controller.config.pod_facts import bucket_name
 from controller.context import Context
 from controller.core.finding import Issue, Severity, check
 from controller.gcp.google_errors import ForbiddenError, NotFoundError
@@ -25,7 +26,6 @@ from controller.plan.needed_permissions import (
     Need,
     permissions_of_plan,
 )
-from controller.plan.project_steps import bucket_name
 from controller.resources.pod.planes import planes_for
 
 PLACEHOLDER = re.compile(
@@ -49,7 +49,7 @@ def no_placeholders(config: Config) -> Iterator[Issue]:
             yield Issue(f"{name} belongs to someone else; use your own", key)
 
 
-@check("bucket_name", "error", "cloud.bucket")
+@check("bucket_name", "error", "cloud.bucket", of_pods=True)
 def bucket_name_is_valid(config: Config) -> Iterator[Issue]:
     """Google rejects other bucket names: https://cloud.google.com/storage/docs/buckets#naming."""
     name = config.cloud.bucket
@@ -62,7 +62,7 @@ def bucket_name_is_valid(config: Config) -> Iterator[Issue]:
         )
 
 
-@check("bucket_far", "error", "cloud.bucket", live=True)
+@check("bucket_far", "error", "cloud.bucket", live=True, of_pods=True)
 def bucket_is_close(config: Config, context: Context) -> Iterator[Issue]:
     """Reads from an existing bucket in another region are slow and billed."""
     name = bucket_name(config, context.project)
@@ -77,7 +77,7 @@ def bucket_is_close(config: Config, context: Context) -> Iterator[Issue]:
         )
 
 
-@check("bucket_taken", "error", "cloud.bucket", live=True)
+@check("bucket_taken", "error", "cloud.bucket", live=True, of_pods=True)
 def bucket_is_accessible(config: Config, context: Context) -> Iterator[Issue]:
     """Bucket names are global in Google Cloud; a name that is taken looks like a missing permission."""
     name = bucket_name(config, context.project)
@@ -107,14 +107,14 @@ def iter_strings(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from iter_strings(child, key)
 
 
-@check("way_out", "error", "network.nat")
+@check("way_out", "error", "network.nat", of_pods=True)
 def workers_reach_internet(config: Config) -> Iterator[Issue]:
     """Without an external address, workers need a NAT to reach the internet; otherwise package installs hang."""
     if not config.external_ip and not config.network.nat:
         yield Issue("workers without an external address need it to install packages; set it to true")
 
 
-@check("ssh_open", "error", "network.ssh_source_ranges", "network.open_to_world", also="warning")
+@check("ssh_open", "error", "network.ssh_source_ranges", "network.open_to_world", also="warning", of_pods=True)
 def ssh_is_not_open(config: Config) -> Iterator[Issue]:
     """A port 22 open to everyone is attacked within minutes."""
     if ANYWHERE in config.network.ssh_source_ranges and not config.network.open_to_world:
@@ -123,7 +123,9 @@ def ssh_is_not_open(config: Config) -> Iterator[Issue]:
         yield Issue("SSH is open to the whole internet", "network.open_to_world", "warning")
 
 
-@check("ssh_way", "error", "network.ssh_source_ranges", "tpu.external_ip", "network.laptop", also="warning")
+@check(
+    "ssh_way", "error", "network.ssh_source_ranges", "tpu.external_ip", "network.laptop", also="warning", of_pods=True
+)
 def ssh_has_a_route(config: Config) -> Iterator[Issue]:
     """If no rule admits the chosen method, every connection fails, and only after its timeout."""
     method, network = config.ssh.method, config.network
@@ -159,7 +161,7 @@ WHERE = {
 }
 
 
-@check("permissions", "warning", "cloud.project", also="error", live=True)
+@check("permissions", "warning", "cloud.project", also="error", live=True, of_pods=True)
 def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
     """A missing permission shows when the pod is billed already. `slipway plan --permissions` lists all of them."""
     needs = permissions_of_plan(config, context.project)

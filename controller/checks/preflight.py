@@ -31,22 +31,12 @@ def checks_of(module: ModuleType) -> list[Check[...]]:
     return [value for value in vars(module).values() if isinstance(value, Check)]
 
 
-POD_CHECKS = frozenset({
-    "adopt", "bastion_adopt", "bastion_fetch", "bastion_machine", "bastion_secrets", "bastion_way", "billing",
-    "bucket_far", "bucket_name", "bucket_near", "bucket_taken", "checkpoints", "compute_quota", "credentials",
-    "data_disk", "devices", "fit", "kept_forever", "permissions", "plane", "quota", "runtime", "runtime_offered",
-    "soft_delete_days", "ssh_open", "ssh_way", "subnet_overlap", "subnet_range", "thresholds", "tier",
-    "tpu_permission", "trc_ended", "trc_zone", "type_offered", "way_out", "worker_disk", "zone",
-})  # fmt: skip
-"""Checks of pods on Google Cloud, which `cloud=here` does not use."""
-
-
 def _checks_for(config: Config, *, live: bool, of_plan: bool = False) -> list[Check[...]]:
     """Return the checks that a config calls for."""
     here = config.cloud.kind == "here"
     found = [check for module in check_modules() for check in checks_of(module)]
     wanted = [check for check in found if (check.rule.live, check.rule.of_plan) == (live, of_plan)]
-    return [check for check in wanted if not (here and check.rule.id in POD_CHECKS)]
+    return [check for check in wanted if not (here and check.rule.of_pods)]
 
 
 def preflight(config: Config) -> list[Finding]:

@@ -20,7 +20,7 @@ from controller.resources.pod.planes import ask_planes
 
 @check("stand_in", "error", "code.stand_in")
 def stand_in_runs_locally(config: Config) -> Iterator[Issue]:
-    """A stand-in only imitates the program. On a real pod it would be billed for nothing."""
+    """A stand-in only imitates the program: on a real pod it would be billed for nothing."""
     if config.code.stand_in and config.cloud.kind != "local":
         yield Issue(
             "stand-ins need the emulated cloud (`slipway rehearse`, cloud=local); use scale=full for the real program"
@@ -72,7 +72,7 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
         yield Issue(f"{message}; {fitting}{other}")
 
 
-@check("devices", "error", "tpu.accelerator_type")
+@check("devices", "error", "tpu.accelerator_type", of_pods=True)
 def slice_has_devices(config: Config) -> Iterator[Issue]:
     """A program that is written for a number of devices fails on another, but only on a billed pod."""
     devices, slice_ = config.program.devices, config.topology
@@ -102,7 +102,7 @@ def repository_is_shipped(config: Config) -> Iterator[Issue]:
 
 @check("repository_password", "error", "code.repository.url")
 def repository_has_no_password(config: Config) -> Iterator[Issue]:
-    """The config is recorded with the results. git can use credential helpers or SSH keys instead of a password."""
+    """A password in an address would be recorded with the results; git can use a credential helper or an SSH key."""
     url = config.code.repository.url if config.code.repository else ""
     if strip_password(url) != url:
         yield Issue("contains a password or token, which would be recorded; use git's credential helper or SSH")
@@ -127,7 +127,7 @@ def archive_limit_is_allowed(config: Config) -> Iterator[Issue]:
         yield Issue(f"workers unpack at most {MAX_BYTES / 1e6:.0f} MB of code; ship larger files as assets")
 
 
-@check("credentials", "warning", "cloud", live=True)
+@check("credentials", "warning", "cloud", live=True, of_pods=True)
 def has_credentials(config: Config, context: Context) -> Iterator[Issue]:
     """Requests need application-default credentials, which `gcloud auth login` alone does not create."""
     if not context.google.has_credentials:
@@ -137,7 +137,7 @@ def has_credentials(config: Config, context: Context) -> Iterator[Issue]:
         )
 
 
-@check("billing", "error", "cloud.project", live=True)
+@check("billing", "error", "cloud.project", live=True, of_pods=True)
 def billing_is_enabled(config: Config, context: Context) -> Iterator[Issue]:
     """A project without billing rejects every TPU, and the error does not mention billing."""
     name = f"projects/{context.project}"
@@ -152,13 +152,13 @@ def billing_is_enabled(config: Config, context: Context) -> Iterator[Issue]:
         )
 
 
-@check("tpu_permission", "error", "tpu.zone", also="warning", live=True)
+@check("tpu_permission", "error", "tpu.zone", also="warning", live=True, of_pods=True)
 def tpus_may_be_listed(config: Config, context: Context) -> Iterator[Issue]:
     """Without permission to list TPUs in a zone you cannot create one; the error has three possible causes."""
     yield from ask_planes(config, lambda checks: checks.listing(config, context))
 
 
-@check("quota", "error", "tpu.zone", "loop.sampler.pods", also=("warning", "note"), live=True)
+@check("quota", "error", "tpu.zone", "loop.sampler.pods", also=("warning", "note"), live=True, of_pods=True)
 def quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     """TPU quota is set per generation, zone and capacity tier, and starts at 0 almost everywhere. Compute Engine has
     another pool, per region.
@@ -171,7 +171,7 @@ def quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
             yield issue._replace(message=f"with the pods of samplers: {issue.message}", key="loop.sampler.pods")
 
 
-@check("compute_quota", "error", "tpu.external_ip", also="warning", live=True)
+@check("compute_quota", "error", "tpu.external_ip", also="warning", live=True, of_pods=True)
 def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     """Each worker takes a VM and, with an external address, an address of the region. New projects have 4 to 8."""
     if config.tpu.adopt:

@@ -179,7 +179,7 @@ def warmup_leaves_updates(config: Config) -> Iterator[Issue]:
         yield Issue(f"{message}; {advice}", key, "error" if config.cloud.kind == "gcp" else "warning")
 
 
-@check("checkpoints", "warning", "checkpoint.save_interval")
+@check("checkpoints", "warning", "checkpoint.save_interval", of_pods=True)
 def checkpoints_are_frequent_enough(config: Config) -> Iterator[Issue]:
     """A pod preempted before the first checkpoint starts over, and Spot pods are preempted."""
     if config.program.kind != "trainer" or config.loop is None or config.tpu.capacity == ("on_demand",):

@@ -1,9 +1,10 @@
-"""What a pod gets of the config: `run.yaml`, variables and commands, with values that only the controller knows."""
+"""What a pod gets of the config: bucket, `run.yaml`, variables and commands, with values only the controller knows."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -49,6 +50,18 @@ def pod_facts(config: Config) -> dict[str, Any]:
         "hbm_bytes_per_chip": topology.hbm_bytes_per_chip,
         "bf16_flops_per_chip": topology.bf16_flops_per_chip,
     }
+
+
+def bucket_name(config: Config, project: str) -> str:
+    """Return a bucket name that is unlikely to be taken: bucket names are global across Google Cloud.
+
+    For `cloud=here` it is the absolute path of a folder.
+    """
+    if isinstance(config.cloud, HereCloud):
+        folder = config.cloud.folder or f"{config.run.state_dir}/here/store"
+        return str(Path(folder).expanduser().absolute())
+    location = config.cloud.bucket_location or config.region
+    return config.cloud.bucket or f"{project.replace(':', '-').replace('.', '-')}-slipway-{location}"
 
 
 def run_url(config: Config, bucket: str, run_id: str) -> str:

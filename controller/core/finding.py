@@ -32,6 +32,7 @@ class Rule:
         keys: the config keys it can name, the usual one first; a part in capitals stands for any name.
         live: whether the check queries Google or another service.
         of_plan: whether the check is given the plan instead of the config; implies `live`.
+        of_pods: whether the check is about pods on Google Cloud, which `cloud=here` does not use.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Rule:
     reason: str
     live: bool = True
     of_plan: bool = False
+    of_pods: bool = False
 
     def finding(self, message: str, key: str = "", severity: Severity | None = None) -> Finding:
         """Return a finding with this message, by default with the rule's usual key and severity."""
@@ -73,12 +75,13 @@ def check(
     also: Severity | tuple[Severity, ...] = (),
     live: bool = False,
     of_plan: bool = False,
+    of_pods: bool = False,
 ) -> Callable[[Callable[P, Iterator[Issue]]], Check[P]]:
-    """Declare a function as the check called `name`; its docstring is the reason shown in docs/checks.md."""
+    """Declare a function as the check called `name`; docs/checks.md gives the first sentence of its docstring."""
     severities = (severity, also) if isinstance(also, str) else (severity, *also)
 
     def declare(function: Callable[P, Iterator[Issue]]) -> Check[P]:
         reason = " ".join((function.__doc__ or "").split())
-        return Check(Rule(name, severities, keys, reason, live or of_plan, of_plan), function)
+        return Check(Rule(name, severities, keys, reason, live or of_plan, of_plan, of_pods), function)
 
     return declare

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from controller.core.errors import CloudError
-from controller.inputs.hugging_face_hub import ATTEMPTS, HUGGING_FACE, PAUSE_SECONDS, SourceError
+from controller.inputs.hub_sources import ATTEMPTS, HUGGING_FACE, PAUSE_SECONDS, SourceError
 from controller.inputs.resolved_assets import AssetFile, BuildRecipe
 
 TIMEOUT_SECONDS = 60.0

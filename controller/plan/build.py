@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from conf.schema.cloud import HereCloud
 from conf.schema.config import Config, digest
-from controller.config.pod_facts import Placeholders, render, run_url
+from controller.config.pod_facts import Placeholders, bucket_name, render, run_url
 from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
 from controller.core.text import object_url
@@ -16,7 +16,7 @@ from controller.gcp.google_errors import ForbiddenError, NoCredentialsError, Ser
 from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapshot
 from controller.inputs.env_inputs import Requirements, Vault
 from controller.inputs.resolved_assets import ResolvedAsset, resolve_assets
-from controller.plan.project_steps import bastion_resources, bucket_name, shared_resources, with_own_steps
+from controller.plan.project_steps import bastion_resources, shared_resources, with_own_steps
 from controller.plan.worker_steps import (
     WorkerInputs,
     fetched_nearby,
@@ -176,7 +176,8 @@ def _resources_before_pod(
             yield (SourcedAsset if asset.source else UploadedAsset)(**where, depends_on=depends_on)
     yield archive
     if requirements.git:
-        python, lines = config.env.python, requirements.git
+        python = config.env.python
+        lines = requirements.git
         name = digest([[line.line for line in lines], python])[:16]
         yield Wheels(name=name, bucket=bucket, python=python, lines=lines, depends_on=depends_on)
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 import conf
 import controller.resources
 from conf.extension import OWN_STEP_METHODS, ExtensionError, OwnStep, load
-from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
 from conf.schema.topology import subnet_range
 from controller.context import Context
@@ -32,18 +31,6 @@ from controller.resources.vpc import Nat, Network, PrivateAccess, Router, Subnet
 
 FALLBACK_RANGE = "10.0.0.0/20"
 """Placeholder for a region that the table of ranges lacks; a check rejects such a region before anything is created."""
-
-
-def bucket_name(config: Config, project: str) -> str:
-    """Return a bucket name that is unlikely to be taken: bucket names are global across Google Cloud.
-
-    For `cloud=here` it is the absolute path of a folder.
-    """
-    if isinstance(config.cloud, HereCloud):
-        folder = config.cloud.folder or f"{config.run.state_dir}/here/store"
-        return str(Path(folder).expanduser().absolute())
-    location = config.cloud.bucket_location or config.region
-    return config.cloud.bucket or f"{project.replace(':', '-').replace('.', '-')}-slipway-{location}"
 
 
 def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:

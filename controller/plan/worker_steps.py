@@ -284,8 +284,14 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     yield tidied
     ready: list[str] = []
     if needs_chips:
-        expected, free = config.topology.chips // workers, (FREE,) * workers
-        yield (chips := FreeChips(name=node.name, node=node.id, expected=expected, state=free, depends_on=(tidied.id,)))
+        chips = FreeChips(
+            name=node.name,
+            node=node.id,
+            expected=config.topology.chips // workers,
+            state=(FREE,) * workers,
+            depends_on=(tidied.id,),
+        )
+        yield chips
         ready.append(chips.id)
     yield venv
     tree = (code.name,) * workers

@@ -33,17 +33,18 @@ from conf.schema.training.model import different_weights, read_model_section
 from controller.agent.commands.run_inputs import unpack
 from controller.agent.fs import tree_hash
 from controller.config.compose import compose, compose_raw, with_overrides
-from controller.connect import Emulator, missing_project, open_context, project_of
+from controller.config.pod_facts import bucket_name
+from controller.connect import missing_project, open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.json_documents import checked, has_format, stamped
 from controller.core.text import is_folder, object_url, width_of, wrap
+from controller.emulator import Emulator
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NoCredentialsError, NotFoundError
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.resolved_assets import AssetFile, ResolvedAsset
 from controller.plan.build import Plan, RecordedInputs, build_plan
-from controller.plan.project_steps import bucket_name
 from controller.records import index, recorder
 from controller.records.fetch import LATEST, choose_step
 from controller.records.ledger import Ledger

@@ -15,12 +15,13 @@ from typing import Any
 
 from conf.schema.cloud import LocalCloud
 from conf.schema.config import Config
-from controller import connect as emulated
-from controller.connect import Emulator, open_context, project_of
+from controller import emulator as emulated
+from controller.connect import open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.events import BoardScreen, Event
 from controller.core.text import plural
+from controller.emulator import Emulator
 from controller.plan.build import Plan, build_plan, preview_resources
 from controller.reconcile import reconcile
 from controller.records.ledger import Ledger, Result

@@ -13,13 +13,9 @@ from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.records.table import flat
 from controller.report.comparison import (
-    MIN_LEVELS,
-    SAMPLES,
     Comparison,
-    PowerLaw,
     Setting,
     compare,
-    fit_power_law,
     summarize,
 )
 from controller.report.contents import ReportModel, Timeline, final_values_by_seed
@@ -38,6 +34,7 @@ from controller.report.drawing import (
     ticks,
 )
 from controller.report.gather import Metric, RecordedRun
+from controller.report.power_law import MIN_LEVELS, SAMPLES, PowerLaw, fit_power_law
 from controller.run.estimate import estimate_flops
 
 LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "gap", "seconds", "usd")

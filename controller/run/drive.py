@@ -9,13 +9,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from controller.connect import Emulator, require_project
+from controller.connect import require_project
 from controller.context import Context
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, SlipwayError
 from controller.core.events import BoardScreen
 from controller.core.json_documents import DamagedRecordError
 from controller.core.text import object_url
 from controller.core.this_process import InterruptedSleepError
+from controller.emulator import Emulator
 from controller.gcp.google_errors import GoogleError, NotFoundError, outlast, retry_for_minutes, wait_out
 from controller.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease_store import LeaseSnapshot

@@ -5,9 +5,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.connect import Emulator, open_context, opening_message, project_of
+from controller.connect import open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
+from controller.emulator import Emulator
 from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile import Absent, Pending

@@ -10,11 +10,11 @@ from enum import Enum, auto
 from importlib.metadata import version
 from typing import Any
 
-from controller.connect import Emulator
 from controller.context import Context
 from controller.core.errors import CloudError, LeaseLostError, SlipwayError
 from controller.core.events import BoardScreen
 from controller.core.json_documents import DamagedRecordError, dump
+from controller.emulator import Emulator
 from controller.gcp.google_errors import GoogleError
 from controller.lease import Lease
 from controller.lease_store import LeaseSnapshot

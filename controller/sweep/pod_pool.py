@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conf.schema.config import Config
-from controller.connect import Emulator, open_context, project_of, require_project
+from controller.connect import open_context, project_of, require_project
 from controller.context import Context
 from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedError, SlipwayError
 from controller.core.events import Event, Events, confirm
 from controller.core.text import plural, print_wrapped
+from controller.emulator import Emulator
 from controller.gcp.google_errors import GoogleError, wait_out
 from controller.lease import Lease, LeaseHeldError, ReleaseRequestedError
 from controller.lease_store import LeaseSnapshot

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.agent.protocol import OBSERVE
+from controller.config.pod_facts import bucket_name
 from controller.connect import open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
@@ -17,7 +18,6 @@ from controller.gcp.google_errors import GoogleError, NoCredentialsError, NotFou
 from controller.gcp.prices import hourly_price, max_cost
 from controller.lease import Lease, LeaseHeldError, lease_guard, pod_lease, sweep_lease
 from controller.plan.build import Plan
-from controller.plan.project_steps import bucket_name
 from controller.reconcile import destroy
 from controller.records import index
 from controller.records.ledger import record_cancellations

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from controller.config.pod_facts import bucket_name
 from controller.connect import project_of, require_pods, require_project
 from controller.core.this_process import Clock
 from controller.gcp.prices import hourly_price
-from controller.plan.project_steps import bucket_name
 from controller.run.options import RunOptions
 
 NAME = "slipway-witness"

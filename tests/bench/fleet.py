@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from controller.cli import main as cli
-from controller.connect import open_context, project_of, run_emulator_verb, state_folder
+from controller.connect import open_context, project_of
+from controller.emulator import run_emulator_verb, state_folder
 from controller.plan.build import build_plan
 from controller.reconcile import reconcile
 from tests.bench.scale import command

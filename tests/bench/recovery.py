@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from controller.connect import run_emulator_verb, state_folder
+from controller.emulator import run_emulator_verb, state_folder
 from tests.bench.fleet import table
 from tests.planes import PLANES
 from tests.scenarios.recovery.test_noticed import SHORT

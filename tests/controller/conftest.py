@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.cli import main
-from controller.connect import Emulator
+from controller.emulator import Emulator
 from controller.localcloud.store import ERROR_KIND, Store
 from controller.ssh.fleet import Fleet
 from tests.controller.agent.conftest import place_agent, unpacked_agent
@@ -61,7 +61,7 @@ class SlipwayCli:
         """The emulated cloud, awake."""
         config = main.parse(["plan", ECHO_COMMAND, *self.base_overrides]).options.config()[0]
         assert config.cloud.kind == "local"
-        return connect.ensure_running(config.cloud, str(self.home))  # pyright: ignore[reportArgumentType]
+        return emulator.ensure_running(config.cloud, str(self.home))  # pyright: ignore[reportArgumentType]
 
     def mutations(self) -> list[str]:
         """Every request so far that changed something, as `METHOD path`."""
@@ -83,16 +83,16 @@ def slipway(
     (repository / "hello.txt").write_text("hello\n")
     monkeypatch.chdir(repository)
     monkeypatch.setenv("SLIPWAY_HOME", str(home))
-    cloud = connect.state_folder(str(home))
+    cloud = emulator.state_folder(str(home))
     with ExitStack() as awake:
         if request.node.get_closest_marker("sleeps") is None:
-            awake.enter_context(connect.mark_in_use(cloud))
-            monkeypatch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
+            awake.enter_context(emulator.mark_in_use(cloud))
+            monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
         made = SlipwayCli(home, repository, capsys, {**os.environ})
         yield made
-    cloud = connect.state_folder(str(made.home))  # a test may choose another home
+    cloud = emulator.state_folder(str(made.home))  # a test may choose another home
     mistakes = internal_errors(cloud)
-    status, words = connect.run_emulator_verb(["wipe"], cloud)
+    status, words = emulator.run_emulator_verb(["wipe"], cloud)
     assert status == 0, words
     assert mistakes == []
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.cli import main
 from controller.cli.flags import flags
 from controller.records.index import VERBS as OF_LAST_RUN
@@ -158,10 +158,10 @@ def reader(
     """A reader in an empty folder with an empty cloud, which is wiped at the end."""
     home, folder = tmp_path / "home", tmp_path / "my-repository"
     folder.mkdir()
-    monkeypatch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     monkeypatch.chdir(folder)
     for name, value in {"SLIPWAY_HOME": home, "HOME": tmp_path, "SHELL": "/bin/bash", "BROWSER": "true"}.items():
         monkeypatch.setenv(name, str(value))
     yield Reader(folder, home, capsys)
-    status, words = connect.run_emulator_verb(["wipe"], connect.state_folder(str(home)))
+    status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
     assert status == 0, words

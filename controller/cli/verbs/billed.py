@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 from controller.cleanup.orphans import BilledItem, PodOverview, billed_items, delete, project_pods, slipway_buckets
 from controller.cli.main import Command
+from controller.config.pod_facts import bucket_name
 from controller.connect import open_context, project_of, require_pods, require_project
 from controller.core.errors import ConfigError
 from controller.core.events import confirm
 from controller.core.text import format_duration, plural, print_wrapped, width_of, wrap
-from controller.plan.project_steps import bucket_name
 from controller.records import index
 from controller.records.unfinished import retry_deletions
 from controller.resources.pod.refusals import DeletionPendingError

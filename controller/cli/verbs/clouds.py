@@ -1,29 +1,29 @@
-"""Set up a cloud: `slipway init` for Google's, `slipway localcloud` for the emulated one."""
+"""Set up a cloud: `slipway init` for Google's, `slipway localcloud` for the emulated one.
+
+`localcloud` needs nothing of Google's: what only `init` imports stands in its functions.
+"""
+
+from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.schema.cloud import LocalCloud
-from conf.schema.config import Config
 from conf.schema.topology import find_topology, tpu_type_table, zone_region
-from controller import connect
+from controller import emulator
 from controller.cli.main import Command
 from controller.config.compose import compose
-from controller.connect import open_context, project_of, require_project
-from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.events import confirm
 from controller.core.text import plural
-from controller.gcp.google_errors import ForbiddenError, GoogleError, ServiceDisabledError
-from controller.plan.project_steps import bucket_name, shared_resources
-from controller.reconcile import reconcile
 from controller.records import index
-from controller.resources.bucket import Bucket
-from controller.resources.pod.tpu_api import METRICS, quota_limit, quota_limits
-from controller.resources.services import Services
+
+if TYPE_CHECKING:
+    from conf.schema.config import Config
+    from controller.context import Context
 
 SIGN_IN_MESSAGE = (
     "no Google credentials; run\n  gcloud auth login\n  gcloud auth application-default login\n"
@@ -59,6 +59,8 @@ class PlacementChoice:
 
 def run_init(command: Command) -> int:
     """`slipway init`: set up credentials, project, and a zone with quota; writes cloud=mine and tpu=mine."""
+    from controller.connect import open_context, project_of, require_project
+
     config = command.options.cloud_config()
     project = require_project(project_of(config))
     folder = Path.cwd() / "slipway"
@@ -80,6 +82,9 @@ def run_init(command: Command) -> int:
 
 def list_choices(context: Context) -> tuple[list[PlacementChoice], str]:
     """Return the possible choices, sufficient quota first, then the cheapest; and why no quota is known."""
+    from controller.gcp.google_errors import ForbiddenError, GoogleError, ServiceDisabledError
+    from controller.resources.pod.tpu_api import METRICS, quota_limit, quota_limits
+
     try:
         limits, why = quota_limits(context), ""
     except ServiceDisabledError as error:
@@ -108,6 +113,9 @@ def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
 
 def _filter_offered(context: Context, found: list[PlacementChoice]) -> list[PlacementChoice]:
     """Keep the choices whose zone offers a type of the generation, as far as Google reports that."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from controller.gcp.google_errors import GoogleError, ServiceDisabledError
 
     def types_in(zone: str) -> set[str] | None:
         parent = f"projects/{context.project}/locations/{zone}"
@@ -177,6 +185,12 @@ def _create_bucket(
     command: Command, config: Config, project: str, choice: PlacementChoice, context: Context
 ) -> str | None:
     """Return the bucket for runs in the zone's region, created now if the user agrees; else `up` creates it."""
+    from controller.config.pod_facts import bucket_name
+    from controller.plan.project_steps import shared_resources
+    from controller.reconcile import reconcile
+    from controller.resources.bucket import Bucket
+    from controller.resources.services import Services
+
     if command.flags.no_bucket:
         return None
     tpu = config.tpu.model_copy(update={"zone": choice.zone, "fallback_zones": ()})
@@ -212,12 +226,12 @@ def run_localcloud(command: Command) -> int:
     assert isinstance(config.cloud, LocalCloud)
     action = command.flags.action
     if action == "start":
-        running = connect.ensure_running(config.cloud, config.run.state_dir)
+        running = emulator.ensure_running(config.cloud, config.run.state_dir)
         print(f"the emulated cloud runs at {running.url}; `slipway localcloud env` prints the exports")
         return 0
     if action == "wipe" and not _confirm_wipe(config.run.state_dir, yes=command.flags.yes):
         raise ConfigError("nothing was deleted; pass --yes to skip the prompt")
-    status, text = connect.run_emulator_verb([action], connect.state_folder(config.run.state_dir), show=True)
+    status, text = emulator.run_emulator_verb([action], emulator.state_folder(config.run.state_dir), show=True)
     sys.stderr.write(text)
     if action == "wipe" and status == 0:
         print("deleted: the emulated cloud with its buckets and pods; the table of runs and their metrics stay")

@@ -45,8 +45,8 @@ def run_capacity(command: Command) -> int:
         return _show_calendar(command, command.flags.calendar)
     now = time.time()
     if command.flags.refresh:
+        from controller.config.pod_facts import bucket_name
         from controller.connect import open_context, project_of
-        from controller.plan.project_steps import bucket_name
 
         config, reading = command.options.cloud_config(), "reading the record of capacity in the bucket"
         with open_context(config) as (context, _), command.options.showing(reading):

@@ -1,5 +1,7 @@
 """The curves of runs or of a sweep: `slipway report` writes a page, `tensorboard` shows them (docs/report.md)."""
 
+from __future__ import annotations
+
 import json
 import signal
 import subprocess
@@ -8,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from controller.cli.main import Command
@@ -19,7 +22,6 @@ from controller.core.text import plural, print_wrapped
 from controller.core.this_process import Clock
 from controller.records.index import RunRow
 from controller.report.comparison import group_settings
-from controller.report.contents import ReportModel, build_report
 from controller.report.gather import (
     FileReader,
     TensorBoardMirror,
@@ -28,14 +30,20 @@ from controller.report.gather import (
     gather_runs,
     local_reader,
 )
-from controller.report.page import hypothesis_rows, render
-from controller.report.scaling import Scaling, measure_scaling, scaling_lines
+
+if TYPE_CHECKING:
+    from controller.report.contents import ReportModel
+    from controller.report.scaling import Scaling
 
 REFRESH_SECONDS = 15.0
 
 
 def run_report(command: Command) -> int:
     """`slipway report`: write one HTML page about runs, a sweep or a single run."""
+    from controller.report.contents import build_report
+    from controller.report.page import hypothesis_rows, render
+    from controller.report.scaling import scaling_lines
+
     flags = command.flags
     state, name, rows = requested_runs(command)
     with _file_reader(command, state) as read, command.options.showing("reading metrics and transcripts"):
@@ -63,6 +71,8 @@ def run_report(command: Command) -> int:
 
 def _scaling(report: ReportModel, flags: Namespace) -> Scaling | None:
     """Measure what --x asks for. Raises ConfigError."""
+    from controller.report.scaling import measure_scaling
+
     if not flags.x:
         if given := [f"--{name}" for name in ("y", "fit", "level") if getattr(flags, name) not in ("", None)]:
             raise ConfigError(f"{given[0]}: needs --x, e.g. --x params")
@@ -76,8 +86,8 @@ def _file_reader(command: Command, state: Path) -> Iterator[FileReader]:
     if not command.flags.refresh:
         yield local_reader(state)
         return
+    from controller.config.pod_facts import bucket_name
     from controller.connect import open_context, project_of
-    from controller.plan.project_steps import bucket_name
 
     config = command.options.cloud_config()
     with open_context(config) as (context, _):

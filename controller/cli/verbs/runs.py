@@ -59,8 +59,8 @@ def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
 
 def refresh_index(command: Command, state: Path) -> None:
     """Add runs that other machines have put into the bucket."""
+    from controller.config.pod_facts import bucket_name
     from controller.connect import open_context, project_of
-    from controller.plan.project_steps import bucket_name
 
     config = command.options.cloud_config()
     with open_context(config) as (context, _), command.options.showing("reading the table of runs in the bucket"):

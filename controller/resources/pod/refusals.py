@@ -1,4 +1,4 @@
-"""Google's refusals: to create a pod, told by code and message, with a hint for each kind; and to delete a request yet.
+"""Google's refusals: to create a pod, told by code and message, with a hint for each kind; and to delete a request.
 
 The patterns match real error messages; the TPU API's error codes do not tell a stock-out from a missing quota. Other
 messages about pods of any plane stand below the table.

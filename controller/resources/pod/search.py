@@ -265,14 +265,17 @@ class CapacitySearch:
             said = f"(attempt {progress.attempt}): {useful}"
             self.context.events.note(self.subject, f"{what} in {self._label(place)} {said}")
         elif refusal.kind in RULES_OUT_PLACE or self._plane_count > 1:
-            plane, by_place = plane_of(place.provisioner), refusal.kind in RULES_OUT_PLACE
-            alike = [place] if by_place else [one for one in self.places if plane_of(one.provisioner) == plane]
-            progress.ruled_out |= dict.fromkeys(alike, refusal)
+            by_place = refusal.kind in RULES_OUT_PLACE
+            progress.ruled_out |= dict.fromkeys([place] if by_place else self._same_plane(place), refusal)
             if len(progress.ruled_out) < len(self.places):
                 what = "no quota" if refusal.kind == "quota" else "ruled out:"
                 self.context.events.note(self.subject, f"{what} in {self._label(place)}: {refusal.message}")
         else:
             raise CloudError(f"{self.name} in {place}: {refusal.message}; {self._hint(place, refusal)}")
+
+    def _same_plane(self, place: Place) -> list[Place]:
+        plane = plane_of(place.provisioner)
+        return [one for one in self.places if plane_of(one.provisioner) == plane]
 
     def _ordered_places(self) -> Sequence[Place]:
         """Return the places in the order in which to try them; see `recent_places_first`."""

@@ -17,7 +17,7 @@ from controller.inputs.download import (
     token_for,
     with_patience,
 )
-from controller.inputs.hugging_face_hub import (
+from controller.inputs.hub_sources import (
     HubAccess,
     SourceError,
     SourceFile,

@@ -19,7 +19,7 @@ from controller.core.json_documents import Document, type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, ForbiddenError, NotFoundError
 from controller.inputs.env_inputs import Vault
-from controller.inputs.hugging_face_hub import (
+from controller.inputs.hub_sources import (
     HubAccess,
     SourceError,
     SourceFile,

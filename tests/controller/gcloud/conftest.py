@@ -12,13 +12,14 @@ from typing import Any, cast
 import pytest
 from google.oauth2.credentials import Credentials
 
+from controller.config.pod_facts import bucket_name
 from controller.context import Context
 from controller.core.events import Events
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.build import node_resource, preview_resources
-from controller.plan.project_steps import bucket_name, shared_resources
+from controller.plan.project_steps import shared_resources
 from controller.reconcile import Resource
 from controller.ssh.login import Login
 from tests.composed import config_of

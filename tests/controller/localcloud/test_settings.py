@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
@@ -50,5 +50,5 @@ def test_an_invalid_change_is_refused_and_changes_nothing(
 def test_a_verb_sets_the_running_cloud_to_its_config(slipway: SlipwayCli) -> None:
     assert slipway.cloud().get("settings")["realism"] == "strict"
     assert slipway("plan", ECHO_COMMAND, "cloud.realism=relaxed")[0] == 0
-    found = connect.find_running(connect.state_folder(str(slipway.home)))
+    found = emulator.find_running(emulator.state_folder(str(slipway.home)))
     assert found.get("settings")["realism"] == "relaxed"

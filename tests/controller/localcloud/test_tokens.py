@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from google.oauth2.credentials import Credentials
 
-from controller.connect import find_running
 from controller.core.this_process import Clock
+from controller.emulator import find_running
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NoCredentialsError
 from controller.localcloud import iam as token_module

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from conf.schema.config import Config
-from controller import connect
+from controller import emulator
 from controller.cli import main
 from controller.config.compose import config_groups
-from controller.connect import mark_in_use
 from controller.core.errors import CloudError
 from controller.core.events import Event
+from controller.emulator import mark_in_use
 from controller.localcloud.lifecycle import find_endpoint
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import MARKER, kill_marked
@@ -46,7 +46,7 @@ RESUMED = re.compile(
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Path:
     """A state folder; the emulated clouds of rehearsals are forked."""
-    monkeypatch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     (tmp_path / "repository").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))

@@ -13,11 +13,12 @@ import scipy
 
 from controller.cli import main
 from controller.records import index
-from controller.report.comparison import Comparison, PowerLaw, compare, fit_power_law, summarize
+from controller.report.comparison import Comparison, compare, summarize
 from controller.report.contents import ReportModel, build_report
 from controller.report.drawing import MAX_BOARDS_SHOWN, draw_boards, parse_board
 from controller.report.gather import gather_runs, local_reader
 from controller.report.page import render
+from controller.report.power_law import PowerLaw, fit_power_law
 from controller.report.scaling import Scaling, is_on_front, measure_scaling
 from tests.controller.report.recorded import CASES, START_TIME, SWEEP, edited_record, metric_lines, write_run
 

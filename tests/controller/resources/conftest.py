@@ -10,10 +10,11 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
+from controller.config.pod_facts import bucket_name
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.build import preview_resources
-from controller.plan.project_steps import bucket_name, shared_resources
+from controller.plan.project_steps import shared_resources
 from controller.reconcile import Resource, reconcile
 from tests.composed import config_of
 from tests.controller.conftest import comparable_state, internal_errors

@@ -15,7 +15,7 @@ import pytest
 
 from conf.schema.cloud import IAP_RANGE
 from controller.cli import main
-from controller.connect import Emulator
+from controller.emulator import Emulator
 from controller.resources.pod.tpu_api import NodeVms
 from controller.ssh import agent_link, route
 from controller.ssh.agent_link import build_bundle

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from conf.schema.cloud import LocalCloud
-from controller import connect
+from controller import emulator
 from controller.cli import main
-from controller.connect import ensure_running, open_context, state_folder
+from controller.connect import open_context
+from controller.emulator import ensure_running, state_folder
 from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
@@ -37,12 +38,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Ite
     place = tmp_path_factory.mktemp("reach")
     (place / "hello.txt").write_text("hello\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
+        patch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
         patch.chdir(place)
         patch.setenv("SLIPWAY_HOME", str(place.parent / "home"))
         assert main.run(["up", "cleanup.on_success=keep", *WORDS]) == 0
         yield place
-        status, words = connect.run_emulator_verb(["wipe"], state_folder(str(place.parent / "home")))
+        status, words = emulator.run_emulator_verb(["wipe"], state_folder(str(place.parent / "home")))
         assert status == 0, words
 
 

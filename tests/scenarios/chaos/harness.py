@@ -19,10 +19,10 @@ from urllib.parse import quote
 
 import psutil
 
-from controller import connect
+from controller import emulator
 from controller.cli import main
 from controller.config.compose import compose
-from controller.connect import Emulator
+from controller.emulator import Emulator
 from controller.localcloud.vms.processes import MARKER
 from controller.resources.pod.capacity_log import capacity_file
 from tests.controller.conftest import comparable_state
@@ -70,11 +70,11 @@ class ChaosHarness:
         self._repository.mkdir()
         shutil.copy(Path(__file__).with_name("counter.py"), self._repository)
         self._cloud_running = contextlib.ExitStack()
-        self._cloud_running.enter_context(connect.mark_in_use(self.state))  # so that no `up` puts it to sleep
+        self._cloud_running.enter_context(emulator.mark_in_use(self.state))  # so that no `up` puts it to sleep
 
     @property
     def state(self) -> Path:
-        return connect.state_folder(str(self.folder / "home"))
+        return emulator.state_folder(str(self.folder / "home"))
 
     def close(self) -> None:
         """Whatever runs there ends."""
@@ -112,8 +112,8 @@ class ChaosHarness:
     def _start_cloud(self) -> Emulator:
         config = compose(["program=command", "program.command=[ls]", *LOCAL])[0]
         assert config is not None
-        with mock.patch.object(connect, "run_emulator_verb", self.run_emulator_verb):
-            return connect.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
+        with mock.patch.object(emulator, "run_emulator_verb", self.run_emulator_verb):
+            return emulator.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
 
     @cached_property
     def run_undisturbed(self) -> ChaosResult:

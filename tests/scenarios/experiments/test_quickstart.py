@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.cli import main
 from controller.gcp.client import GoogleClient
 from controller.records import index
@@ -50,7 +50,7 @@ def folder_of(home: Path, run: str = "") -> Path:
     """The bucket's objects of a run, of all by default, as files."""
     target = home / f"copy{run}"
     config = main.parse(["up", *SHORT]).options.config()[0]
-    cloud = connect.ensure_running(config.cloud, str(home))  # pyright: ignore[reportArgumentType]
+    cloud = emulator.ensure_running(config.cloud, str(home))  # pyright: ignore[reportArgumentType]
     google = client(cloud)
     bucket = "slipway-local-slipway-us-central2"
     for item in google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}"):
@@ -61,7 +61,7 @@ def folder_of(home: Path, run: str = "") -> Path:
     return target
 
 
-def client(cloud: connect.Emulator) -> GoogleClient:
+def client(cloud: emulator.Emulator) -> GoogleClient:
     from google.oauth2.credentials import Credentials
 
     from controller.core.this_process import Clock
@@ -105,15 +105,15 @@ def exports_to_the_bucket(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Callable[[str], Path]]:
     """State folders to enter; their emulated clouds are forked, and stay awake."""
-    monkeypatch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     monkeypatch.chdir(tmp_path)
     made: list[Path] = []
     with ExitStack() as awake:
 
         def enter(name: str) -> Path:
             monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / name))
-            made.append(connect.state_folder(str(tmp_path / name)))
-            awake.enter_context(connect.mark_in_use(made[-1]))
+            made.append(emulator.state_folder(str(tmp_path / name)))
+            awake.enter_context(emulator.mark_in_use(made[-1]))
             return tmp_path / name
 
         yield enter

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.cli import main
 from tests.emulators import Emulators
 from tests.paths import ROOT
@@ -30,7 +30,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Path]:
-    monkeypatch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "GOOGLE_APPLICATION_CREDENTIALS"):

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.localcloud import lifecycle
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import kill_marked
@@ -70,7 +70,7 @@ def finished(slipway: SlipwayCli) -> set[str]:
 
 def reboot(slipway: SlipwayCli, app: subprocess.Popen[str]) -> None:
     """End all processes: the app, its controller, the emulated cloud and everything on its workers."""
-    cloud = connect.state_folder(str(slipway.home))
+    cloud = emulator.state_folder(str(slipway.home))
     server = lifecycle.find_endpoint(cloud)
     assert server is not None
     ended = [psutil.Process(server["pid"]), *psutil.Process(app.pid).children(recursive=True), psutil.Process(app.pid)]

@@ -102,7 +102,7 @@ def _run(
     home: str, argv: list[str], before: str | None, log: str | None, *, pause: bool = False, goes_on: bool = False
 ) -> int:
     """The command line, dead or stopped when it would make the request; all that it makes are logged otherwise."""
-    from controller import connect, lease
+    from controller import emulator, lease
     from controller.cli import main as cli
     from controller.core.this_process import Clock
 
@@ -115,7 +115,7 @@ def _run(
     boot_time = Clock.boot_time
     Clock.boot_time = lambda self: boot_time(self) + skipped_seconds(home)
     lease.LOCAL_RENEW_SECONDS = TIMEOUT_SECONDS  # how often the lease is renewed would depend on the machine's speed
-    connect.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
+    emulator.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
     return cli.run(argv)
 
 

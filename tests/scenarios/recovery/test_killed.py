@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.localcloud import lifecycle
 from controller.resources.pod.capacity_log import load_entries
 from tests.controller.localcloud.harness import wait_for
@@ -58,8 +58,8 @@ class Killer:
         home = self.folder / str(len(self.homes))
         self.homes.append(home)
         home.mkdir()
-        self._order(serve=str(connect.state_folder(str(home))), agents=self.agents, home=str(home))
-        while lifecycle.find_endpoint(connect.state_folder(str(home))) is None:
+        self._order(serve=str(emulator.state_folder(str(home))), agents=self.agents, home=str(home))
+        while lifecycle.find_endpoint(emulator.state_folder(str(home))) is None:
             assert self.orders.poll() is None
         return home
 
@@ -127,10 +127,10 @@ class Killer:
             thread.join()
 
     def end_faults(self, home: Path) -> None:
-        lifecycle.request_admin(lifecycle.require_endpoint(connect.state_folder(str(home))), "DELETE", "faults")
+        lifecycle.request_admin(lifecycle.require_endpoint(emulator.state_folder(str(home))), "DELETE", "faults")
 
     def state(self, home: Path) -> dict[str, Any]:
-        endpoint = lifecycle.require_endpoint(connect.state_folder(str(home)))
+        endpoint = lifecycle.require_endpoint(emulator.state_folder(str(home)))
         return json.loads(lifecycle.request_admin(endpoint, "GET", "state"))
 
     def _words(self, home: Path, lease_seconds: float, preempted: bool) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Killer:
         What each controller has seen and asked is its own.
         """
         found = self.state(home)
-        lifecycle.wipe(connect.state_folder(str(home)))
+        lifecycle.wipe(emulator.state_folder(str(home)))
         names = [name for names in found["objects"].values() for name in names]
         names = [name for name in names if not re.match("capacity/|pods/|runs/[^/]*/(events|requests)/", name)]
         plain = [re.sub(r"(?<=run-)[0-9a-f]{8}|[0-9a-f]{12}(-\d+)?(?=\.json)", "ID", name) for name in names]
@@ -176,7 +176,7 @@ def killer(tmp_path: Path, emulators: Emulators) -> Iterator[Killer]:
     with subprocess.Popen(command, env=environment, cwd=repository, **pipes) as made.orders:
         yield made
         for home in made.homes:
-            lifecycle.wipe(connect.state_folder(str(home)))
+            lifecycle.wipe(emulator.state_folder(str(home)))
         made.orders.stdin.close()
 
 
@@ -318,7 +318,7 @@ def both_are_granted(state: dict[str, Any]) -> bool:
 
 def lifetimes(home: Path, objects: dict[str, list[str]]) -> list[dict[str, Any]]:
     """Return what the bucket says of the pods of all runs."""
-    endpoint, lives = lifecycle.require_endpoint(connect.state_folder(str(home))), list[dict[str, Any]]()
+    endpoint, lives = lifecycle.require_endpoint(emulator.state_folder(str(home))), list[dict[str, Any]]()
     for bucket, names in objects.items():
         for name in (name for name in names if re.match("runs/[^/]*/pods/", name)):
             path = f"storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"

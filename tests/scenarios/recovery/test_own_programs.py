@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.cli import main
 from tests.controller.conftest import internal_errors
 from tests.emulators import Emulators
@@ -78,15 +78,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Itera
     home, repository = folder / "home", folder / "repository"
     home.mkdir(mode=0o700)
     shutil.copytree(ROOT / "tests/fixtures/own_programs", repository)
-    cloud = connect.state_folder(str(home))
+    cloud = emulator.state_folder(str(home))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(repository)
         patch.setenv("SLIPWAY_HOME", str(home))
-        patch.setattr(connect, "run_emulator_verb", emulators.run_emulator_verb)
-        with connect.mark_in_use(cloud):
+        patch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
+        with emulator.mark_in_use(cloud):
             yield Lab(home)
         mistakes = internal_errors(cloud)
-        status, words = connect.run_emulator_verb(["wipe"], cloud)
+        status, words = emulator.run_emulator_verb(["wipe"], cloud)
         assert status == 0, words
     assert mistakes == []
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller import connect
+from controller import emulator
 from controller.cli import main
 from controller.cli.verbs import clouds
 from controller.cli.verbs.clouds import PlacementChoice
@@ -83,7 +83,7 @@ def test_wipe_asks_and_says_what_it_did(
     monkeypatch.chdir(tmp_path)
     asked, called = list[str](), list[list[str]]()
     monkeypatch.setattr(sys, "stdin", Tty())
-    monkeypatch.setattr(connect, "run_emulator_verb", lambda words, *_, **__: (called.append(words), (0, ""))[1])
+    monkeypatch.setattr(emulator, "run_emulator_verb", lambda words, *_, **__: (called.append(words), (0, ""))[1])
     index.append_rows(tmp_path, [{"run": "q-1", "cloud": "local"}, {"run": "q-2", "cloud": "gcp"}])
 
     def answer(text: str) -> None:
@@ -238,17 +238,17 @@ def _endpoint(folder: Path, **changed: object) -> None:
 def test_a_running_one_is_found_without_starting_a_program(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "run_emulator_verb", lambda *_: pytest.fail("a program was started"))
+    monkeypatch.setattr(emulator, "run_emulator_verb", lambda *_: pytest.fail("a program was started"))
     _endpoint(tmp_path, url=url)
-    found = connect.find_answering(tmp_path)
+    found = emulator.find_answering(tmp_path)
     assert found is not None
     assert found.url == url.rstrip("/")
 
 
 @pytest.mark.parametrize("changed", [{"token": "wrong"}, {"pid": 1}, {"url": "http://127.0.0.1:9/"}])
 def test_the_file_of_a_killed_one_is_not_believed(url: str, tmp_path: Path, changed: dict[str, object]) -> None:
-    assert connect.find_answering(tmp_path) is None, "none has run on a new folder"
+    assert emulator.find_answering(tmp_path) is None, "none has run on a new folder"
     (tmp_path / "endpoint.json").write_text('{"url"')
-    assert connect.find_answering(tmp_path) is None
+    assert emulator.find_answering(tmp_path) is None
     _endpoint(tmp_path, **{"url": url, **changed})
-    assert connect.find_answering(tmp_path) is None
+    assert emulator.find_answering(tmp_path) is None

@@ -17,7 +17,7 @@ from controller.core.json_documents import DamagedRecordError
 from controller.core.this_process import Clock
 from controller.gcp.folder_store import FolderClient
 from controller.inputs.env_inputs import Vault
-from controller.inputs.hugging_face_hub import HubAccess, SourceError
+from controller.inputs.hub_sources import HubAccess, SourceError
 from controller.inputs.resolved_assets import HashCache, ResolvedAsset, local_files
 from controller.localcloud.hub import HubFault, HubServer
 from controller.reconcile import Absent
@@ -207,7 +207,7 @@ import sys, time
 from pathlib import Path
 from controller.core.this_process import Clock
 from controller.gcp.folder_store import FolderClient
-from controller.inputs.hugging_face_hub import HubAccess
+from controller.inputs.hub_sources import HubAccess
 from controller.resources.uploads.source_assets import SourceCopy
 endpoint, bucket, folder = sys.argv[1:]
 access = HubAccess(endpoint, None)

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 import pytest
 
 from conf.schema.assets import parse_source
-from controller.inputs import hugging_face_hub as inputs
+from controller.inputs import hub_sources as inputs
 from controller.inputs.download import (
     DownloadError,
     FoundFile,
@@ -17,7 +17,7 @@ from controller.inputs.download import (
     find_open_file,
     with_patience,
 )
-from controller.inputs.hugging_face_hub import (
+from controller.inputs.hub_sources import (
     SourceError,
     fetch_file,
     list_source,
