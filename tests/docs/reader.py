@@ -23,7 +23,7 @@ import pytest
 from controller import emulator
 from controller.cli import main
 from controller.cli.flags import flags
-from controller.records.index import VERBS as OF_LAST_RUN
+from controller.records.index import RECALLING_VERBS
 from tests.docs.commands import PLACEHOLDERS, Step
 from tests.emulators import Emulators
 
@@ -93,7 +93,7 @@ class Reader:
         command = main.parse(given)
         verb, overrides = command.verb, command.overrides
         taken = {name for flag in flags(verb) for name in flag.names}
-        on_record = any(getattr(command.flags, name, "") for name in ("run", "sweep")) or verb in OF_LAST_RUN
+        on_record = any(getattr(command.flags, name, "") for name in ("run", "sweep")) or verb in RECALLING_VERBS
         added: list[str] = []
         if any(word.startswith("+experiment=") for word in overrides) and verb not in OWN_SCALE:
             added += SMALL
