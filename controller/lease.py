@@ -170,11 +170,15 @@ class Lease:
         Raises:
             LeaseHeldError: a third controller was faster.
         """
+        self.await_release(why, tell)
+        self.ensure()
+
+    def await_release(self, why: str, tell: Callable[[str], object] = lambda message: None) -> None:
+        """Ask the holder, if there is one, to release the lease; return when it has, or when its term is over."""
         if asked := self.request_release(why):
             tell(f"waiting for {asked} to release the lease")
             while (snapshot := self.current_other()) and snapshot.record.id == asked.id:
                 self._clock.sleep(min(1.0, self._renew_seconds / 2))
-        self.ensure()
 
     def request_release(self, why: str) -> LeaseRecord | None:
         """Ask the holder to release the lease; return its record, or None if nobody holds it."""

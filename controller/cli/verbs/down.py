@@ -34,25 +34,23 @@ def run_cancel(command: Command) -> int:
     """`slipway cancel`: end the run on every worker. The pod and the run's saved results stay; pods of samplers do not.
 
     The run's controller learns of it through the bucket: from the record of the cancelled attempt, or, if nothing has
-    started yet, from a request for the lease.
+    started yet, from a request for the lease. A program that it starts until it has read that is ended too.
     """
     problems: list[str] = []
     with open_session(command.options, ends=True) as session, command.options.showing("ending the run on every worker"):
-        run_id, fleet = session.plan.run_id, session.fleet()
-        running = running_runs(fleet) if fleet is not None else set()
-        cancelled = run_id in running
-        if fleet is not None and cancelled:
-            problems = record_cancellations(session.context.google, session.plan.bucket, [run_id])
-            stop(fleet, run_id)
-        else:
+        cancelled, running = _end_on_workers(session, problems)
+        run_id = session.plan.run_id
+        if not cancelled:
             lease = pod_lease(session.plan, session.context)
             try:
                 other = lease.current_other()
                 if other is not None and other.record.run_id == run_id:
-                    lease.request_release("cancelled")
+                    lease.await_release("cancelled")
                     cancelled = True
             except GoogleError as error:
-                problems = [str(error)]
+                problems.append(str(error))
+            if cancelled:
+                _, running = _end_on_workers(session, problems)
         left = end_pods(session.plan, session.context, "the trainer's run was cancelled")
     for problem in left:
         print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
@@ -68,6 +66,20 @@ def run_cancel(command: Command) -> int:
     if problems:
         raise CloudError(f"a controller that drives {run_id} goes on with it, for it was not told: {problems[0]}")
     return 0
+
+
+def _end_on_workers(session: Session, problems: list[str]) -> tuple[bool, set[str]]:
+    """End the session's run where it runs; return whether it did, and all runs on the pod.
+
+    What keeps its controller from learning that is added to `problems`.
+    """
+    run_id, fleet = session.plan.run_id, session.fleet()
+    running = running_runs(fleet) if fleet is not None else set[str]()
+    if fleet is None or run_id not in running:
+        return False, running
+    problems += record_cancellations(session.context.google, session.plan.bucket, [run_id])
+    stop(fleet, run_id)
+    return True, running
 
 
 def run_stop(command: Command) -> int:
