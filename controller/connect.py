@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conf.schema.cloud import PROJECT, HereCloud, LocalCloud
 from conf.schema.config import Config
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.events import Events

@@ -9,7 +9,7 @@ from pathlib import Path
 from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
 from controller.checks.names import iter_strings
-from controller.config.pod_facts import PLACEHOLDER
+from controller.config.run_yaml import PLACEHOLDER
 from controller.core.finding import Issue, check
 from controller.inputs.env_inputs import address_problem
 

@@ -10,7 +10,7 @@ from conf.schema.assets import Asset
 from conf.schema.config import Config
 from conf.schema.training.data import Corpus, RowData, TextData
 from conf.schema.training.loop import LmLoop
-from controller.config.pod_facts import ASSET
+from controller.config.run_yaml import ASSET
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import nearest_names

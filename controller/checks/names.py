@@ -11,7 +11,7 @@ from typing import Any
 from conf.schema.cloud import ANYWHERE, IAP_RANGE
 from conf.schema.config import Config
 from conf.schema.topology import is_near
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.context import Context
 from controller.core.finding import Issue, Severity, check
 from controller.gcp.google_errors import ForbiddenError, NotFoundError

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from conf.schema.cloud import HereCloud
 from conf.schema.config import Config, digest
-from controller.config.pod_facts import Placeholders, bucket_name, render, run_url
+from controller.config.run_yaml import Placeholders, bucket_name, render, run_url
 from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
 from controller.core.text import object_url

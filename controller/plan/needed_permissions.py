@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from conf.schema.cloud import permissions_of_method, permissions_of_role
 from conf.schema.config import Config
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.inputs.env_inputs import Vault
 from controller.plan.samplers import sampler_config
 from controller.resources.pod.planes import planes_for

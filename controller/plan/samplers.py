@@ -14,7 +14,7 @@ from conf.formats import POD_VARIABLE
 from conf.schema.config import Config
 from conf.schema.topology import YamlDumper
 from conf.schema.training.loop import GrpoLoop
-from controller.config.pod_facts import pod_facts
+from controller.config.run_yaml import pod_facts
 from controller.core.text import plural
 from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.plan.build import Plan, RecordedInputs, build_plan

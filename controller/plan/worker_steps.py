@@ -16,8 +16,8 @@ from conf.schema.assets import HUB
 from conf.schema.cloud import HereCloud
 from conf.schema.config import Config, digest
 from controller.agent.protocol import ObserveRequest
-from controller.config.pod_facts import Placeholders
-from controller.config.pod_facts import backend as expected_backend
+from controller.config.run_yaml import Placeholders
+from controller.config.run_yaml import backend as expected_backend
 from controller.context import format_size
 from controller.core.errors import ConfigError
 from controller.gcp.prices import HOURS_PER_MONTH, hourly_price, load_prices

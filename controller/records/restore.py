@@ -33,7 +33,7 @@ from conf.schema.training.model import different_weights, read_model_section
 from controller.agent.commands.run_inputs import unpack
 from controller.agent.fs import tree_hash
 from controller.config.compose import compose, compose_raw, with_overrides
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.connect import missing_project, open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from controller.config.pod_facts import run_url
+from controller.config.run_yaml import run_url
 from controller.core.events import Event, FinishedRun, confirm
 from controller.core.text import (
     DEFAULT_WIDTH,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.agent.protocol import OBSERVE
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError

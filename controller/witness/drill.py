@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.connect import project_of, require_pods, require_project
 from controller.core.this_process import Clock
 from controller.gcp.prices import hourly_price

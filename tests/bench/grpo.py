@@ -77,7 +77,7 @@ def steps(count: int, cores: str, folder: Path) -> list[dict[str, Any]]:
 def run_file(count: int, folder: Path) -> dict[str, Any]:
     """run.yaml on one CPU device."""
     from controller.config.compose import compose
-    from controller.config.pod_facts import render
+    from controller.config.run_yaml import render
 
     words = ["program=trainer", "cloud=local", "tpu=v5litepod_1", "data=arithmetic", "optimizer=adamw", *MODEL, *LOOP]
     words += [f"loop.steps={count}", "loop.eval_prompts=1", "loop.eval_interval=1000", "loop.warm_start_steps=1"]

@@ -114,7 +114,10 @@ def build_optimizer(opt: Optimizer, cfg: AnyModel) -> optax.GradientTransformati
 
 
 def learning_rate_schedule(opt: Optimizer) -> ScheduleFn:
-    """Return the schedule of `optimizer.lr`, for the update after `count` earlier ones."""
+    """Return the schedule of `optimizer.lr`, for the update after `count` earlier ones.
+
+    For telemetry: an update multiplies the rate of each rule by the same factor.
+    """
     by_count = schedule_factor(opt.schedule)
     return lambda count: opt.lr * by_count(count)
 

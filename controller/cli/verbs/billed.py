@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from controller.cleanup.orphans import BilledItem, PodOverview, billed_items, delete, project_pods, slipway_buckets
 from controller.cli.main import Command
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, project_of, require_pods, require_project
 from controller.core.errors import ConfigError
 from controller.core.events import confirm

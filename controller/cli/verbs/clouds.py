@@ -185,7 +185,7 @@ def _create_bucket(
     command: Command, config: Config, project: str, choice: PlacementChoice, context: Context
 ) -> str | None:
     """Return the bucket for runs in the zone's region, created now if the user agrees; else `up` creates it."""
-    from controller.config.pod_facts import bucket_name
+    from controller.config.run_yaml import bucket_name
     from controller.plan.project_steps import shared_resources
     from controller.reconcile import reconcile
     from controller.resources.bucket import Bucket

@@ -45,7 +45,7 @@ def run_capacity(command: Command) -> int:
         return _show_calendar(command, command.flags.calendar)
     now = time.time()
     if command.flags.refresh:
-        from controller.config.pod_facts import bucket_name
+        from controller.config.run_yaml import bucket_name
         from controller.connect import open_context, project_of
 
         config, reading = command.options.cloud_config(), "reading the record of capacity in the bucket"

@@ -23,7 +23,7 @@ from controller.agent.protocol import (
     WatchRequest,
 )
 from controller.cli.main import Command
-from controller.config.pod_facts import backend as expected_backend
+from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
 from controller.core.text import printable, unsanitized_stream
 from controller.gcp.google_errors import NotFoundError

@@ -86,7 +86,7 @@ def _file_reader(command: Command, state: Path) -> Iterator[FileReader]:
     if not command.flags.refresh:
         yield local_reader(state)
         return
-    from controller.config.pod_facts import bucket_name
+    from controller.config.run_yaml import bucket_name
     from controller.connect import open_context, project_of
 
     config = command.options.cloud_config()

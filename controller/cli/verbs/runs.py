@@ -59,7 +59,7 @@ def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
 
 def refresh_index(command: Command, state: Path) -> None:
     """Add runs that other machines have put into the bucket."""
-    from controller.config.pod_facts import bucket_name
+    from controller.config.run_yaml import bucket_name
     from controller.connect import open_context, project_of
 
     config = command.options.cloud_config()

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.agent.protocol import OBSERVE
 from controller.cli.main import Command
-from controller.config.pod_facts import run_url
+from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
 from controller.core.text import DEFAULT_WIDTH, format_duration, plural, result_lines, width_of, wrap
 from controller.gcp.google_errors import NotFoundError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from controller.checks.fit import cache_file
 from controller.cli.main import Command
 from controller.cli.view import View
-from controller.config.pod_facts import render, run_url
+from controller.config.run_yaml import render, run_url
 from controller.connect import project_of
 from controller.core.errors import ConfigError
 from controller.core.text import plural, print_wrapped, width_of, wrap

@@ -13,7 +13,7 @@ import yaml
 
 from conf.formats import FORMAT, POD_VARIABLE, format_problem
 from controller.agent import fs as agent_formats
-from controller.config.pod_facts import render
+from controller.config.run_yaml import render
 from controller.core.events import Event
 from controller.core.json_documents import FormatError, checked, has_format
 from controller.core.this_process import INTERVAL_SECONDS, FreedMemory

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from google.oauth2.credentials import Credentials
 
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.context import Context
 from controller.core.events import Events
 from controller.core.this_process import Clock

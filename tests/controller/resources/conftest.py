@@ -10,7 +10,7 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
-from controller.config.pod_facts import bucket_name
+from controller.config.run_yaml import bucket_name
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.build import preview_resources

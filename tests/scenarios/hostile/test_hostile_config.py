@@ -20,7 +20,7 @@ from conf.schema.training.run_yaml import load
 from controller.checks import machine
 from controller.checks.preflight import preflight
 from controller.config.compose import compose_raw
-from controller.config.pod_facts import PLACEHOLDER
+from controller.config.run_yaml import PLACEHOLDER
 from controller.core.errors import ConfigError
 from controller.inputs import code as snapshots
 from controller.inputs import modules, resolved_assets

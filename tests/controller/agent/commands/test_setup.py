@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from controller.config.pod_facts import render
+from controller.config.run_yaml import render
 from tests.composed import config_of
 from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
 from tests.paths import ROOT
