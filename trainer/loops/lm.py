@@ -125,8 +125,9 @@ class LmUpdates(UpdateLoop[LmLoop]):
         self.held_out = data.validation_batches(loop, split.rows)
         self.flops = throughput.model_flops(cfg, loop.total_batch_tokens, loop.seq_len)
         ends = [] if data.eos_id is None else [data.eos_id]
-        text = (data.tokenizer, data.bos_ids, ends)
-        self.plugins = EvaluationPlugins(loop, self.log, lambda: TextModel(cfg, self.mesh, *text))
+        self.plugins = EvaluationPlugins(
+            loop, self.log, lambda: TextModel(cfg, self.mesh, data.tokenizer, data.bos_ids, ends)
+        )
         loss = train_step.without_carry(lm.loss(cfg, loop))
         self.recompute = nan_diagnosis.build_recompute(loss, cfg, self.mesh, split.accumulation)
         self.costs["compile_time"] += time.perf_counter() - began

@@ -235,8 +235,10 @@ class RolloutGenerator:
         prompts = [question.prompt_tokens for question in questions]
         key = jax.random.fold_in(jax.random.fold_in(self._key, attempt), number)
         if self._episodes is not None:
-            given = (self._sampler, copy, questions, loop.group_size, key, loop.temperature, between)
-            for row, episode in enumerate(self._episodes.play(*given), first):
+            played = self._episodes.play(
+                self._sampler, copy, questions, loop.group_size, key, loop.temperature, between
+            )
+            for row, episode in enumerate(played, first):
                 samples.append(Sample(episode.question, episode.completion(row), episode.text, episode))
             return
         found: dict[int, Sample] = {}

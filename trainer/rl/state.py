@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.evaluation.accuracy import EvalResult, Evaluator
@@ -27,6 +28,13 @@ class TrainState:
     progress: Progress
     rollouts: deque[Rollout]
 
+    def reset_optimizer(self, experiment: RunFile, mesh: Mesh) -> None:
+        """Give the weights a new optimizer, with the learning rate of the updates after the warm start."""
+        cfg, opt = experiment.decoder, experiment.optimizer
+        shardings = train_step.state_shardings(cfg, opt, mesh)
+        make = jax.jit(lambda p: train_step.new_state(p, cfg, opt), out_shardings=shardings, donate_argnums=0)
+        self.state = make(self.state.params)
+
 
 class StateSaver:
     """Saves and restores the state of a run. All processes call every method, in the same order."""
@@ -38,11 +46,13 @@ class StateSaver:
         self._batches = batches
         self._first_step = 0
 
-    def restore(self, abstract: train_step.State, mesh: Mesh) -> TrainState | None:
-        """Return the state of the newest checkpoint, or None if there is none. Also restores the telemetry."""
-        resumed = self._checkpoints.restore_latest(abstract)
+    def restore_or_init(self, experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> TrainState:
+        """Return the state of the newest checkpoint, and restore the telemetry; or the state of a new run."""
+        cfg, opt = experiment.decoder, experiment.optimizer
+        resumed = self._checkpoints.restore_latest(train_step.abstract_state(cfg, opt, mesh))
         if resumed is None:
-            return None
+            warm, key = opt.with_constant_lr(loop.warm_start_lr), jax.random.key(experiment.seed)
+            return TrainState(train_step.init_state(cfg, warm, mesh, key), Progress(), deque())
         body = resumed.position
         self._telemetry.restore(body)
         progress = Progress(**body["position"])
@@ -112,10 +122,10 @@ class Evaluations:
             result = self.evaluation.greedy(train_step.eval_params(train_state.state), count)
         log_on_main(f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly")
 
-    def evaluate(self, train_state: TrainState, phase: str, message: str) -> EvalResult:
+    def evaluate(self, train_state: TrainState, phase: str, name: str = "accuracy") -> EvalResult:
         """Log the accuracy on the held-out questions, and return the result.
 
-        phase: eval or warm_start. message: prefix of the printed line in phase eval.
+        phase: eval or warm_start. name: of the accuracy that phase eval prints.
         """
         self.telemetry.flush()
         with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
@@ -130,7 +140,7 @@ class Evaluations:
             self.log.log_transcripts(step, phase, result.transcripts)
             self.checkpoints.record_score(step, eval_accuracy=result.accuracy)
             accuracy = _format_accuracy(result)
-            log_on_main(f"{message}: {accuracy} on {self.loop.eval_prompts} held-out prompts (step {step})")
+            log_on_main(f"{name}: {accuracy} on {self.loop.eval_prompts} held-out prompts (step {step})")
         return result
 
     def test(self, train_state: TrainState, when: str) -> dict[str, float]:

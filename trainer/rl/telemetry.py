@@ -165,6 +165,7 @@ class _PendingUpdate:
     metrics: dict[str, jax.Array]
     batch: Batch
     rollout_metrics: dict[str, float]
+    diagnose: Callable[[], None]
 
 
 class Telemetry:
@@ -177,16 +178,9 @@ class Telemetry:
         phases: where the time of the run goes.
     """
 
-    def __init__(
-        self, experiment: RunFile, loop: GrpoLoop, log: MetricsLogger, batches: BatchCheck, diagnose: Callable[[], None]
-    ) -> None:
-        """Create it for a run.
-
-        batches: counts what every update trains on. diagnose: called for an update that is not finite; raises
-        CorruptionError if hardware is to blame.
-        """
-        self._experiment, self._loop, self._log = experiment, loop, log
-        self._batches, self._diagnose = batches, diagnose
+    def __init__(self, experiment: RunFile, loop: GrpoLoop, log: MetricsLogger, batches: BatchCheck) -> None:
+        """Create it for a run. batches: counts what every update trains on."""
+        self._experiment, self._loop, self._log, self._batches = experiment, loop, log, batches
         self._averages, self._alerts = MetricAverages(), AlertMonitor(loop.alerts, loop.steps)
         self._pending: _PendingUpdate | None = None
         self._last_logged_step = 0
@@ -214,15 +208,21 @@ class Telemetry:
         self.stopwatch.lap(1)
 
     def record(
-        self, progress: Progress, metrics: dict[str, jax.Array], batch: Batch, rollout_metrics: dict[str, float]
+        self,
+        progress: Progress,
+        metrics: dict[str, jax.Array],
+        batch: Batch,
+        rollout_metrics: dict[str, float],
+        diagnose: Callable[[], None],
     ) -> None:
         """Record an update; it is logged once the next one is running, so recording never waits for the devices.
 
-        rollout_metrics: of the update's rollout; empty in the warm start.
+        rollout_metrics: of the update's rollout; empty in the warm start. diagnose: called if the update is not finite;
+        raises CorruptionError if hardware is to blame.
         """
         self._batches.count(batch)
         self.flush()
-        self._pending = _PendingUpdate(replace(progress), metrics, batch, rollout_metrics)
+        self._pending = _PendingUpdate(replace(progress), metrics, batch, rollout_metrics, diagnose)
 
     def flush(self) -> None:
         """Wait for the pending update and log it. Raises DivergedError if a non-finite loss ends the run."""
@@ -231,7 +231,7 @@ class Telemetry:
         last, self._pending = self._pending, None
         progress, step = last.progress, last.progress.total_steps
         with self.stopwatch.measure("update_time"):
-            check_finite(step, last.metrics, last.batch, self._experiment, lambda _: self._diagnose())
+            check_finite(step, last.metrics, last.batch, self._experiment, lambda _: last.diagnose())
             values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.rollout_metrics
         self._averages.add(values)
         self.tokens["update"] += int(last.batch["mask"].sum())
