@@ -30,7 +30,7 @@ from controller.ssh.agent_link import AgentLink
 from controller.witness import stand_ins
 from tests.paths import ROOT
 from trainer.corpus.source import LineError, parse_json
-from trainer.environments.tool_calls import parse_calls
+from trainer.environments.verifiers_env import parse_calls
 
 NESTED = "[" * 100_000
 LEASE: Any = SimpleNamespace(

@@ -1,25 +1,30 @@
-"""Global batches from logical streams: rows of each stream, one position for all, prefetching."""
+"""Global batches from logical streams: rows of each stream, one position for all, prefetching.
 
+Documents are packed into rows: a flat stream split at any token, or whole documents that share a row.
+"""
+
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import finalize
 
 import grain
 import numpy as np
-from grain.experimental import ThreadPrefetchDatasetIterator
+from grain.experimental import BestFitPackIterDataset, ThreadPrefetchDatasetIterator
 
 from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import LocalRunFileError, RunFileError
 from trainer.corpus.files import expand_glob
 from trainer.corpus.source import ByteRangeSource, DocumentSource, FunctionSource, json_parser, text_parser
-from trainer.data import packing
-from trainer.data.documents import DocumentEncoder, Documents, Split
+from trainer.data.documents import DocumentEncoder, Documents, DocumentSplitter, Split
 from trainer.distributed.mesh import Batch
 from trainer.tokenizer.loading import Tokenizer
 
 MAX_READERS = 8
 """Streams read in parallel, since one may wait for a bucket."""
+NUM_BINS = 32
+"""Rows filled at the same time; more rows mean less padding."""
 
 PackedData = TextData | JsonlData | ParquetData | CustomDocuments
 
@@ -157,7 +162,7 @@ class _StreamGroup:
         self._streams = {i: _stream_rows(data, whole, i, encode, loop.seq_len) for i in numbers}
         first = numbers.start * self._rows_per_stream
         self._own_rows = slice(rows.start - first, rows.stop - first)
-        self._padding_row = packing.padding_row(loop.seq_len, data.packing)
+        self._padding_row = padding_row(loop.seq_len, data.packing)
         self._pool = ThreadPoolExecutor(min(MAX_READERS, len(numbers)), thread_name_prefix="data")
 
     def __iter__(self) -> "_StreamGroup":
@@ -185,7 +190,106 @@ def _stream_rows(
     data: PackedData, whole: Split, stream: int, encode: DocumentEncoder, sequence: int
 ) -> grain.DatasetIterator:
     if data.packing == "stream":
-        return packing.FlatRows(iter(Documents(whole, stream, encode, packing.keep_whole, refuses=False)), sequence)
-    cut = packing.token_target_pairs(sequence, split=data.long_documents == "split")
+        return FlatRows(iter(Documents(whole, stream, encode, keep_whole, refuses=False)), sequence)
+    cut = token_target_pairs(sequence, split=data.long_documents == "split")
     documents = Documents(whole, stream, encode, cut, refuses=data.long_documents == "error")
-    return packing.packed_rows(documents, sequence, None if whole.seed is None else whole.seed + stream)
+    return packed_rows(documents, sequence, None if whole.seed is None else whole.seed + stream)
+
+
+def keep_whole(tokens: np.ndarray) -> list[np.ndarray]:
+    """Keep a document whole, for a flat stream."""
+    return [tokens] if len(tokens) else []
+
+
+def token_target_pairs(sequence: int, *, split: bool) -> DocumentSplitter:
+    """Return the splitter for documents that share rows: int32 [tokens, 3] of token, target and loss weight.
+
+    Every token except a document's first is a target exactly once.
+    """
+
+    def cut(tokens: np.ndarray) -> list[np.ndarray] | str:
+        found = np.concatenate([tokens[:-1, :1], tokens[1:]], axis=1)
+        if len(found) > sequence and not split:
+            return f"has {len(tokens)} tokens, more than loop.seq_len + 1 = {sequence + 1}"
+        return [found[at : at + sequence] for at in range(0, len(found), sequence)]
+
+    return cut
+
+
+def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.DatasetIterator:
+    """Return rows of whole documents (see `token_target_pairs`), packed by best fit; a seed shuffles the bins."""
+    packed = BestFitPackIterDataset(
+        documents.map(lambda piece: {"pairs": piece}),
+        length_struct={"pairs": sequence},
+        num_packing_bins=NUM_BINS,
+        shuffle_bins=seed is not None,
+        seed=seed or 0,
+    )
+    return iter(packed.map(_to_row))
+
+
+def padding_row(sequence: int, packing: str) -> Batch:
+    zeros = np.zeros(sequence, np.int32)
+    plain = {"tokens": zeros, "targets": zeros, "weights": np.zeros(sequence, np.float32)}
+    return plain | ({"segments": zeros, "positions": zeros} if packing == "documents" else {})
+
+
+def _to_row(bins: dict[str, np.ndarray]) -> Batch:
+    tokens, targets, counts = bins["pairs"].T
+    return {
+        "tokens": tokens,
+        "targets": targets,
+        "weights": counts.astype(np.float32),
+        "segments": bins["pairs_segment_ids"],
+        "positions": bins["pairs_positions"],
+    }
+
+
+class FlatRows(grain.DatasetIterator):
+    """Rows of a gapless stream; a row begins with the last target of the row before.
+
+    The state is that of the documents before the next token's, and the token's offset in its document.
+    """
+
+    def __init__(self, documents: grain.DatasetIterator, sequence: int) -> None:
+        super().__init__(documents)
+        self._sequence = sequence
+        self._buffer: deque[tuple[np.ndarray, Any]] = deque()  # documents, each with the state before it
+        self._offset = 0
+
+    def get_state(self) -> dict[str, Any]:
+        return {"documents": self._buffer[0][1] if self._buffer else self._parent.get_state(), "token": self._offset}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["documents"])
+        self._buffer.clear()
+        self._offset = state["token"]
+
+    def __next__(self) -> Batch:
+        size = sum(len(tokens) for tokens, _ in self._buffer) - self._offset
+        while size <= self._sequence:
+            before = self._parent.get_state()
+            try:
+                tokens = next(self._parent)
+            except StopIteration:
+                break
+            self._buffer.append((tokens, before))
+            size += len(tokens)
+        if size < 2:
+            raise StopIteration
+        return self._next_row()
+
+    def _next_row(self) -> Batch:
+        """Return the next row, padded at the end of the stream."""
+        row = np.zeros((self._sequence + 1, 2), np.int32)
+        filled = 0
+        for tokens, _ in self._buffer:
+            start = self._offset if filled == 0 else 0
+            piece = tokens[start : start + self._sequence + 1 - filled]
+            row[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        self._offset += self._sequence
+        while self._buffer and self._offset >= len(self._buffer[0][0]):
+            self._offset -= len(self._buffer.popleft()[0])
+        ids, counts = row.T
+        return {"tokens": ids[:-1], "targets": ids[1:], "weights": counts[1:].astype(np.float32)}

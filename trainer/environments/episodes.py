@@ -18,8 +18,7 @@ import numpy as np
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data.prompting import Problem, PromptEncoder, Question
-from trainer.environments.failures import CAUSES
-from trainer.environments.pool import EnvironmentPool, Step
+from trainer.environments.pool import CAUSES, EnvironmentPool, Step
 from trainer.models.weights import Params
 from trainer.sampler import Completion, Sampler
 
@@ -29,7 +28,7 @@ class Episode:
     """One episode.
 
     tokens: all after the prompt; by_model: 1 for those that the policy wrote; logprobs: of these, 0 for others; turns:
-    (who, text); finished: False if a limit ended it; failure: see `failures.CAUSES`.
+    (who, text); finished: False if a limit ended it; failure: see `pool.CAUSES`.
     """
 
     question: Question

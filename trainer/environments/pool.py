@@ -16,13 +16,16 @@ from trainer.distributed.runtime import gather_tree
 from trainer.environments.worker import check_class
 from trainer.rewards.process import OutputLimitError, ProcessDiedError, TimeLimitError, WorkerProcess
 
+CAUSES = ("error", "timeout", "memory", "output", "not_finite", "history", "died")
+"""What may fail an episode, by name."""
+
 
 @dataclass(frozen=True)
 class Step:
     """What the environment says to a response.
 
     messages: turns that `text` is made of, if the environment says turns; reward: None while the episode goes on;
-    failure: one of `failures.CAUSES`, or empty; reason: of the failure, for people.
+    failure: one of CAUSES, or empty; reason: of the failure, for people.
     """
 
     text: str = ""

@@ -4,25 +4,49 @@ There a rollout is a coroutine that calls the client of a model. Here that clien
 until the policy has written its turn, so `reset` and `step` run the coroutine up to its next call, and the rubric's
 reward is that of the episode. The library is imported in worker processes only, since its environments replace the
 signal handlers of the process.
+
+Tools speak the words of Hermes and Qwen: the description is part of the system's turn, a call is JSON between
+`<tool_call>` and `</tool_call>`, and the results of all calls of a turn are one turn of the user, as in the chat
+template of Qwen 2.5 and 3 (https://huggingface.co/Qwen/Qwen3-0.6B/blob/main/tokenizer_config.json). Calls are read as
+by vLLM's parser `hermes` (https://docs.vllm.ai/en/latest/features/tool_calling.html).
 """
 
 import asyncio
 import importlib.util
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from conf.environment import Messages
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
-from trainer.environments.failures import FailureError
-from trainer.environments.tool_calls import as_turns, content_text, parse_calls
 
 COLUMN = "verifiers"
 """Column of a question's row with the row of the environment's own data set, as JSON."""
 CLASSES = ("SingleTurnEnv", "MultiTurnEnv", "ToolEnv")
+
+TOOLS_DESCRIPTION = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+CALL_BEGIN = "<tool_call>"
+TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+class FailureError(Exception):
+    """What an environment did that fails its episode. The arguments are cause, one of `pool.CAUSES`, and reason."""
 
 
 def check_installed(module: str) -> None:
@@ -196,3 +220,62 @@ def _comparable(message: Mapping[str, Any]) -> tuple[str, str, Sequence[Any]]:
     """Return what the policy reads or writes of a message."""
     calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
     return message["role"], content_text(message), calls
+
+
+class Call(NamedTuple):
+    """One call of a tool. arguments: a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+def parse_calls(response: str) -> tuple[str, list[Call]]:
+    """Return the text before the first call, and the calls; the whole response and no calls if one is unreadable."""
+    calls = list[Call]()
+    for found in TOOL_CALL.findall(response):
+        try:
+            call = json.loads(found)
+            calls.append(Call(call["name"], json.dumps(call["arguments"], ensure_ascii=False)))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return response, []
+        if not isinstance(call["name"], str):
+            return response, []
+    return (response.partition(CALL_BEGIN)[0] if calls else response), calls
+
+
+def as_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[tuple[str, str]]:
+    """Return role and text of each turn of a conversation.
+
+    Args:
+        messages: in the format of OpenAI's chat completions, with text alone.
+        tools: in the same format; the first turn describes them.
+    """
+    turns, previous = list[tuple[str, str]](), ""
+    for message in messages:
+        role, text = message["role"], content_text(message)
+        if role == "tool":
+            text = f"<tool_response>\n{text}\n</tool_response>"
+            if previous == "tool":
+                text = f"{turns.pop()[1]}\n{text}"
+        for call in message.get("tool_calls") or ():
+            written = f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}'
+            text = "\n".join([*([text] if text else []), f"{CALL_BEGIN}\n{written}\n</tool_call>"])
+        turns.append(("user" if role == "tool" else "system" if role == "developer" else role, text))
+        previous = role
+    if tools:
+        described = TOOLS_DESCRIPTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if turns and turns[0][0] == "system":
+            turns[0] = "system", f"{turns[0][1]}\n\n{described}"
+        else:
+            turns.insert(0, ("system", described))
+    return turns
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message. Raises ValueError if it has anything else, such as an image."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    if any(part.get("type") != "text" for part in content):
+        raise ValueError("a message has parts other than text, which the policy cannot read")
+    return "".join(part["text"] for part in content)

@@ -12,8 +12,7 @@ from typing import Any
 
 from conf.schema.training.loop_parts import VERIFIERS
 from conf.schema.training.run_yaml import RunFileError
-from trainer.environments.tool_calls import as_turns
-from trainer.environments.verifiers_env import COLUMN, check_installed, load_environment
+from trainer.environments.verifiers_env import COLUMN, as_turns, check_installed, load_environment
 from trainer.extension import add_modules
 
 SPLITS = ("train", "test")

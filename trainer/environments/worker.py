@@ -19,7 +19,7 @@ from conf.environment import Environment as Episode
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
 from trainer.environments import verifiers_env
-from trainer.environments.failures import FailureError
+from trainer.environments.verifiers_env import FailureError
 from trainer.extension import add_modules, load_extension
 from trainer.rewards.process import cpu_time_limit, file_size_limit, install_limits
 

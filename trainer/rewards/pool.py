@@ -1,17 +1,29 @@
 """Reward checks in worker processes: submit responses, decode the next ones, collect the scores.
 
-A check that exceeds its CPU time limit, raises, or kills its process scores 0, and is counted.
+A check that exceeds its CPU time limit, raises, or kills its process scores 0, and is counted. A worker process is
+`python -m trainer.rewards.pool SECONDS`; it reads and writes JSON lines.
 """
 
+import json
+import math
+import os
 import queue
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from trainer.rewards.functions import wants_row
-from trainer.rewards.process import ProcessDiedError, TimeLimitError, WorkerProcess
+from trainer.rewards.functions import arguments, resolve, wants_row
+from trainer.rewards.process import (
+    ProcessDiedError,
+    TimeLimitError,
+    WorkerProcess,
+    cpu_time_limit,
+    install_limits,
+    uncounted_cpu_time,
+)
 
 
 class Submission(NamedTuple):
@@ -40,7 +52,7 @@ class RewardPool:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for _ in range(workers):
-            self._idle.put(WorkerProcess("trainer.rewards.worker", str(seconds)))
+            self._idle.put(WorkerProcess("trainer.rewards.pool", str(seconds)))
         self._workers = workers
         self._reported: set[str] = set()
 
@@ -96,3 +108,31 @@ def _check_once(worker: WorkerProcess, name: str, submission: Submission) -> flo
     if isinstance(found, str):
         raise _CheckFailedError(found)
     return found
+
+
+def main() -> None:
+    """Answer requests in a worker process until the pipe closes. Output of rewards goes to stderr."""
+    seconds = float(sys.argv[1])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to all of the run: a notice, which the trainer answers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    install_limits()
+    for line in sys.stdin:
+        name, response, answer, prompt, row = json.loads(line)
+        found = _score(name, response, answer, prompt, row, seconds)
+        print(json.dumps(found), file=answers, flush=True)
+
+
+def _score(name: str, response: str, answer: str, prompt: str, row: dict[str, Any], seconds: float) -> float | str:
+    try:
+        with uncounted_cpu_time():
+            reward, more = resolve(name), arguments(name, prompt, row)
+        with cpu_time_limit(seconds):
+            score = float(reward(response, answer, **more))
+    except (Exception, SystemExit) as error:
+        return repr(error)[:500]
+    return score if math.isfinite(score) else f"a score of {score}"
+
+
+if __name__ == "__main__":
+    main()

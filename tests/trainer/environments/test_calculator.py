@@ -14,7 +14,7 @@ from tests.trainer.data.test_prompting import file as file
 from trainer.data import chat
 from trainer.data.prompting import Problem, PromptEncoder
 from trainer.environments.calculator import Calculator, products
-from trainer.environments.tool_calls import as_turns, content_text, parse_calls
+from trainer.environments.verifiers_env import as_turns, content_text, parse_calls
 from trainer.environments.word_game import WordGame, marks, words
 
 

@@ -12,9 +12,8 @@ from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.environments import verifiers_env
-from trainer.environments.failures import FailureError
 from trainer.environments.pool import EnvironmentPool
-from trainer.environments.verifiers_env import COLUMN, VerifiersEpisode
+from trainer.environments.verifiers_env import COLUMN, FailureError, VerifiersEpisode
 from trainer.environments.verifiers_rows import questions, to_question
 
 Ask = Callable[[list[Any], list[Any]], Awaitable[Any]]
