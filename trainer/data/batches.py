@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conf.schema.training.data import CustomDocuments, Data, JsonlData, ParquetData, PuzzleData, QuestionData, TextData
+from conf.schema.training.data import Data, PuzzleData, QuestionData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
@@ -149,7 +149,9 @@ class Dataset:
     """
 
     def __init__(self, data: Data) -> None:
-        self._data = _corpus(data)
+        if isinstance(data, QuestionData | PuzzleData):
+            raise RunFileError(f"data.kind: the lm loop requires text, jsonl, parquet or documents, not {data.kind}")
+        self._data = data
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -255,9 +257,3 @@ class _WindowBatches:
 
     def close(self) -> None:
         pass
-
-
-def _corpus(data: Data) -> TextData | JsonlData | ParquetData | CustomDocuments:
-    if isinstance(data, QuestionData | PuzzleData):
-        raise RunFileError(f"data.kind: the lm loop requires text, jsonl, parquet or documents, not {data.kind}")
-    return data

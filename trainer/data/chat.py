@@ -112,11 +112,6 @@ def next_turns(form: ChatTemplate, turns: Sequence[ChatMessage], *, ended: bool)
     return list(_merge([*form.suffix[int(ended) :], *format_turns(form, turns)]))
 
 
-def plain_turns(prompt: Prompt, turns: Sequence[ChatMessage]) -> list[PromptPart]:
-    """Return the texts of a conversation as one text, for models without turns."""
-    return [prompt.between.join(turn.content for turn in turns)]
-
-
 def format_solution(prompt: Prompt, answer: str) -> str:
     """Format a worked answer by the prompt's settings."""
     return prompt.answer.format(answer=answer)

@@ -119,7 +119,9 @@ class PromptEncoder:
     def _parts(self, problem: Problem) -> list[PromptPart]:
         if problem.messages is not None:
             turns = [ChatMessage(*message) for message in problem.messages]
-            return chat.format_turns(self._template, turns) if self._template else chat.plain_turns(self._prompt, turns)
+            if self._template is None:
+                return [self._prompt.between.join(turn.content for turn in turns)]
+            return chat.format_turns(self._template, turns)
         if self._template:
             return chat.chat_prompt(self._template, self._prompt, problem.question)
         return chat.plain_prompt(self._prompt, problem.question)

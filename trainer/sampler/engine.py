@@ -81,8 +81,8 @@ class Sampler:
             raise RunFileError(
                 f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self.settings.max_prompt_length}"
             )
-        parts = (partial_response, numbers, weights)
-        return _Generation(self, copy, prompts, samples, key, temperature, *parts).run(between)
+        generation = _Generation(self, copy, prompts, samples, key, temperature, partial_response, numbers, weights)
+        return generation.run(between)
 
 
 class _Generation:
@@ -201,8 +201,14 @@ class _Generation:
                 self.partial_response(row.number, row.tokens[:length])
             by_token = stop is None and row.tokens[-1] in self.stops.token_ids
             if stop is not None or by_token or length >= self.settings.max_new_tokens:
-                kept = np.array(row.tokens[:length], np.int32), np.array(row.logprobs[:length], np.float32)
-                versions = None if self.weights is None else np.array(row.versions[:length], np.int32)
-                ended.append(Completion(row.number, *kept, stop is not None or by_token, versions))
+                ended.append(
+                    Completion(
+                        row.number,
+                        tokens=np.array(row.tokens[:length], np.int32),
+                        logprobs=np.array(row.logprobs[:length], np.float32),
+                        finished=stop is not None or by_token,
+                        versions=None if self.weights is None else np.array(row.versions[:length], np.int32),
+                    )
+                )
                 self.rows_by_slot[slot] = None
         return ended

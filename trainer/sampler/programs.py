@@ -141,7 +141,10 @@ class SamplerPrograms:
             "decode", self._per_device(decoded, taken, (slots, COLUMN_SHARDED)), (slots, REPLICATED), donated=(1,)
         )
         lengths = {length for bucket in settings.buckets for length in settings.cache_lengths(bucket)}
-        self._init = {length: self._build_init(length, slots) for length in lengths}
+        self._init = {
+            length: self._jit("empty", partial(decode.init_slots, self.cfg, self.slots, length), slots)
+            for length in lengths
+        }
         self._resize = {length: self._build_resize(length, slots) for length in lengths}
 
     def init_slots(self, length: int) -> Slots:
@@ -205,10 +208,6 @@ class SamplerPrograms:
         """Return the shapes and shardings of slots whose cache has this length."""
         slots = jax.eval_shape(self._on_mesh(lambda: decode.init_slots(self.cfg, self.slots, length)))
         return self._abstract(slots, self._slot_specs())
-
-    def _build_init(self, length: int, slots: Slots) -> Any:
-        """Return the program that makes slots with a cache of this length. slots: partitions."""
-        return self._jit("empty", lambda: decode.init_slots(self.cfg, self.slots, length), slots)
 
     def _build_resize(self, length: int, slots: Slots) -> Any:
         """Return the program that gives the cache this length. slots: partitions."""

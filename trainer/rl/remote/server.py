@@ -103,7 +103,8 @@ class Listener:
                 logging.warning(
                     "a connection from %s was closed before it showed the token of this attempt (%s); "
                     "further ones are only counted",
-                    *(address, error),
+                    address,
+                    error,
                 )
             raise
         finally:
@@ -300,5 +301,10 @@ def _sample(
     """Return a sample with arrays of its dtypes. Raises ValueError if they are not of one sample."""
     if not tokens.ndim == 1 <= len(tokens) == len(logprobs) == len(versions) or scores.shape != (4,):
         raise ValueError("not a sample")
-    parts = tokens.astype(np.int32), logprobs.astype(np.float32), versions.astype(np.int32), scores.astype(np.float64)
-    return DrawnSample(*parts, finished)
+    return DrawnSample(
+        tokens=tokens.astype(np.int32),
+        logprobs=logprobs.astype(np.float32),
+        versions=versions.astype(np.int32),
+        scores=scores.astype(np.float64),
+        finished=finished,
+    )
