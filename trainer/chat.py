@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data.chat import ChatMessage
+from trainer.data.prompting import ChatMessage
 from trainer.extension import add_modules
 from trainer.policy.policy import Policy, Sampling, add_arguments, load_policy
 

@@ -7,6 +7,7 @@ https://huggingface.co/docs/transformers/chat_templating. The tests render both 
 import json
 import tempfile
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import jax
@@ -17,10 +18,15 @@ from conf.schema.training.data import Prompt, QuestionData, TableData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
-from trainer.data import chat
-from trainer.data.chat import CHAT_TEMPLATES, ROLE_PLACEHOLDER, ChatTemplate, PromptPart, SpecialToken
-from trainer.policy.policy import describe, tokenizer_file
-from trainer.policy.prompts import PolicyPrompts
+from trainer.data.prompting import (
+    CHAT_TEMPLATES,
+    ROLE_PLACEHOLDER,
+    ChatTemplate,
+    PromptPart,
+    SpecialToken,
+    plain_prompt,
+)
+from trainer.policy.policy import PolicyPrompts, describe, tokenizer_file
 from trainer.policy.run_files import COMPANIONS, TOKENIZER_FILE, run_yaml, tokenizer_files
 from trainer.pretrained import hf_families, hf_files, peft_files, store
 from trainer.pretrained.hf_files import PretrainedError
@@ -29,6 +35,24 @@ from trainer.pretrained.run_weights import RUN_FILE
 MARK = "\0"
 """Stands for a message in a wording, which it splits."""
 ONE_MESSAGE = "{{ messages[-1]['content'] }}"
+ADD_SYSTEM = Template(
+    "{% if messages[0]['role'] != 'system' %}"
+    "{% set messages = [{'role': 'system', 'content': $system}] + messages %}"
+    "{% endif %}"
+)
+SYSTEM_INTO_USER = (
+    "{% if messages[0]['role'] == 'system' %}"
+    "{% set messages = [{'role': 'user', 'content': "
+    r"(messages[0]['content'] | trim) + '\n\n' + (messages[1]['content'] | trim)}] + messages[2:] %}"
+    "{% endif %}"
+)
+"""A message of the system begins the first turn of the user."""
+TURNS = Template(
+    "{% set names = $names %}"
+    "{% for message in messages %}$prefix{{ $content }}$suffix{% endfor %}"
+    "{% if add_generation_prompt %}$answer{% endif %}"
+)
+"""In the language of Jinja, as are the two above; what stands for `$…` is written by `_turns`."""
 
 
 def chat_template(data: Any) -> str | None:
@@ -50,29 +74,22 @@ def chat_template(data: Any) -> str | None:
 
 
 def _turns(form: ChatTemplate, system: str | None) -> str:
-    begin = f"{{'role': 'system', 'content': {_literal(system)}}}" if system is not None else ""
-    lines = []
-    if begin:
-        lines.append(
-            f"{{% if messages[0]['role'] != 'system' %}}{{% set messages = [{begin}] + messages %}}{{% endif %}}"
-        )
-    if "system" not in form.role_names:  # it begins the first turn of the user
-        both = "(messages[0]['content'] | trim) + '\\n\\n' + (messages[1]['content'] | trim)"
-        lines.append(
-            "{% if messages[0]['role'] == 'system' %}{% set messages = "
-            f"[{{'role': 'user', 'content': {both}}}] + messages[2:] %}}{{% endif %}}"
-        )
-    content = "message['content'] | trim" if form.strips else "message['content']"
-    names = ", ".join(f"{_literal(role)}: {_literal(name)}" for role, name in form.role_names.items())
-    turn = f"{_parts(form.prefix, 'names[message.role]')}{{{{ {content} }}}}{_parts(form.suffix)}"
-    lines.append(f"{{% set names = {{{names}}} %}}{{% for message in messages %}}{turn}{{% endfor %}}")
-    answer = _parts(form.prefix, _literal(form.role_names["assistant"]))
-    return "".join([*lines, f"{{% if add_generation_prompt %}}{answer}{{% endif %}}"])
+    """Return the template of a conversation. system: begins one that has no message of the system."""
+    written = ADD_SYSTEM.substitute(system=_literal(system)) if system is not None else ""
+    if "system" not in form.role_names:
+        written += SYSTEM_INTO_USER
+    return written + TURNS.substitute(
+        names=_literal(form.role_names),
+        prefix=_parts(form.prefix, "names[message.role]"),
+        content="message['content'] | trim" if form.strips else "message['content']",
+        suffix=_parts(form.suffix),
+        answer=_parts(form.prefix, _literal(form.role_names["assistant"])),
+    )
 
 
 def _plain(prompt: Prompt) -> str:
     """Return the template for models without turns: system message, shots and questions with their answers."""
-    parts = chat.plain_prompt(prompt, MARK)[0]
+    parts = plain_prompt(prompt, MARK)[0]
     assert isinstance(parts, str)
     before, _, after = parts.partition(MARK)
     return _text(before) + ONE_MESSAGE + _text(after)
@@ -81,16 +98,16 @@ def _plain(prompt: Prompt) -> str:
 def _parts(parts: tuple[PromptPart, ...], role: str = "") -> str:
     """Return the template of some pieces of a prompt; `role` is the expression of the role's name."""
     written = [part.name if isinstance(part, SpecialToken) else part for part in parts]
-    return "".join(f"{{{{ {role} }}}}" if part == ROLE_PLACEHOLDER else _text(part) for part in written)
+    return "".join("{{ " + role + " }}" if part == ROLE_PLACEHOLDER else _text(part) for part in written)
 
 
 def _text(text: str) -> str:
     """Return the template that writes exactly this text."""
-    return f"{{{{ {_literal(text)} }}}}" if text else ""
+    return "{{ " + _literal(text) + " }}" if text else ""
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _literal(value: str | dict[str, str]) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 FORMATS = ("hf", "slipway", "peft")

@@ -11,8 +11,7 @@ from conf.schema.training.data import ArithmeticData, Gsm8kData, Prompt
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, load_group
 from tests.paths import ROOT
-from trainer.data import chat
-from trainer.data.prompting import Problem, PromptEncoder
+from trainer.data.prompting import CHAT_TEMPLATES, Problem, PromptEncoder
 from trainer.tokenizer import training
 from trainer.tokenizer.loading import BOS_ID, EOS_ID
 
@@ -45,17 +44,17 @@ def test_a_chat_is_what_the_models_own_template_renders(case: dict, file: Path) 
     shots = [{"question": question, "answer": answer} for question, answer in case["shots"]]
     asked = prompting(file, case["template"], BARE | {"system": case["system"], "shots": shots})
     (question,) = asked.encode([Problem(case["question"], "2", " 1 + 1 = 2 ")])
-    bos = chat.CHAT_TEMPLATES[case["template"]].bos or ""
+    bos = CHAT_TEMPLATES[case["template"]].bos or ""
     assert bos + question.prompt == case["rendered"]
     library = Tokenizer.from_file(str(file))
     assert question.prompt_tokens == library.encode(case["rendered"], add_special_tokens=False).ids
-    end = chat.CHAT_TEMPLATES[case["template"]].end_of_turn
+    end = CHAT_TEMPLATES[case["template"]].end_of_turn
     assert question.solution_tokens == library.encode(f"1 + 1 = 2{end}", add_special_tokens=False).ids
     assert asked.stop_tokens == (library.token_to_id(end),)
     assert asked.decode(question.solution_tokens) == "1 + 1 = 2"
 
 
-@pytest.mark.parametrize("template", ["none", *chat.CHAT_TEMPLATES])
+@pytest.mark.parametrize("template", ["none", *CHAT_TEMPLATES])
 def test_a_question_cannot_end_its_turn(template: str, file: Path) -> None:
     asked = prompting(file, template, bos="<bos>", eos="<eos>")
     harmless, hostile = asked.encode(

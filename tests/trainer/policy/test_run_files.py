@@ -11,8 +11,7 @@ from pydantic import TypeAdapter
 from conf.schema.training.data import Data
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
-from trainer.data import chat
-from trainer.data.chat import CHAT_TEMPLATES, ChatMessage
+from trainer.data.prompting import CHAT_TEMPLATES, ChatMessage, format_turns, plain_prompt, render
 from trainer.policy.export import chat_template
 from trainer.policy.run_files import byte_library, tokenizer_files
 from trainer.tokenizer import loading
@@ -90,14 +89,14 @@ def test_turns_are_written_as_in_training(name: str, system: str | None, turns: 
     data = questions(chat_template=name, bos=None, prompt={"system": system})
     whole = turns if system is None or turns[0].role == "system" else [ChatMessage("system", system), *turns]
     form = CHAT_TEMPLATES[name]
-    assert rendered(data, turns) == (form.bos or "") + chat.render(chat.format_turns(form, whole))
+    assert rendered(data, turns) == (form.bos or "") + render(format_turns(form, whole))
 
 
 def test_a_question_without_turns_has_the_wording_of_the_training() -> None:
     shots = [{"question": "1+1", "answer": "2"}, {"question": "{3}", "answer": "\n"}]
     prompt = {"system": ODD, "question": "{{Q}}: {question}\n", "between": "\n\n", "shots": shots}
     data = questions(prompt=prompt)
-    assert rendered(data, TURNS[:1]) == "<bos>" + chat.render(chat.plain_prompt(data.prompt, TURNS[0].content))
+    assert rendered(data, TURNS[:1]) == "<bos>" + render(plain_prompt(data.prompt, TURNS[0].content))
 
 
 def test_a_fine_tuned_model_is_asked_as_in_its_rows_and_plain_text_has_no_template() -> None:
