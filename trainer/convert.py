@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cfg = hf_families.model_from_config(hf_files.read_config(options.source))
             store.write_params(options.target, hf_files.read_params(options.source, cfg), cfg)
         else:
-            where = (options.source, options.target, options.format, options.dtype, options.tokenizer)
-            for note in export_weights(*where):
+            notes = export_weights(options.source, options.target, options.format, options.dtype, options.tokenizer)
+            for note in notes:
                 print(f"note: {note}", file=sys.stderr)
     except (RunFileError, hf_families.UnknownArchitectureError) as error:
         print(error, file=sys.stderr)

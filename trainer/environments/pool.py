@@ -43,9 +43,8 @@ class EnvironmentPool:
     def __init__(self, settings: Environment) -> None:
         """Processes start when first needed. Raises RunFileError if the class is missing or does not fit."""
         check_class(settings)
-        words = ("trainer.environments.worker", settings.model_dump_json())
-        self.settings = settings
-        self._processes = [WorkerProcess(*words) for _ in range(settings.workers)]
+        self.settings, text = settings, settings.model_dump_json()
+        self._processes = [WorkerProcess("trainer.environments.worker", text) for _ in range(settings.workers)]
         # a thread per process, so that an episode stays in the process that has its objects
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="environment") for _ in self._processes]
         self._reported: set[str] = set()

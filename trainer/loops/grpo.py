@@ -19,7 +19,7 @@ from trainer.distributed.runtime import shard_batch
 from trainer.environments.pool import EnvironmentPool
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool
-from trainer.rl.build import GrpoRun, build_run, validated_loop
+from trainer.rl.build import GrpoParts, build_parts, validated_loop
 from trainer.rl.programs import abstract_reference, initial_reference, programs, supervised_batch
 from trainer.rl.rollouts import staleness
 from trainer.telemetry.metrics import MetricsLogger
@@ -37,12 +37,12 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         CheckpointManager(experiment.dir, experiment.checkpoint, ("eval_accuracy",), log) as checkpoints,
         EnvironmentPool(loop.environment) if loop.environment.name else nullcontext() as environments,
     ):
-        parts = build_run(experiment, loop, mesh, log, notice, reward_pool, checkpoints, environments)
+        parts = build_parts(experiment, loop, mesh, log, notice, reward_pool, checkpoints, environments)
         with parts.remote or nullcontext():
             _train(parts)
 
 
-def _train(parts: GrpoRun) -> None:
+def _train(parts: GrpoParts) -> None:
     """Run what is left of both phases, then the final evaluation."""
     train_state, telemetry, questions = parts.train_state, parts.telemetry, parts.questions
     progress, phases = train_state.progress, telemetry.phases
@@ -72,7 +72,7 @@ def _train(parts: GrpoRun) -> None:
     parts.evaluations.summarize(train_state, **{name: count for name, count in skipped.items() if count})
 
 
-def _warm_start(parts: GrpoRun) -> None:
+def _warm_start(parts: GrpoParts) -> None:
     """Train on worked responses until the policy is right often enough for rewards to differ."""
     loop, telemetry, saver, train_state = parts.loop, parts.telemetry, parts.saver, parts.train_state
     progress = train_state.progress
@@ -107,7 +107,7 @@ def _warm_start(parts: GrpoRun) -> None:
     log_on_main(f"accuracy before GRPO: {progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts")
 
 
-def _policy_updates(parts: GrpoRun, reference: Params) -> None:
+def _policy_updates(parts: GrpoParts, reference: Params) -> None:
     """Draw responses, score them, and move the policy, until the last step."""
     loop, telemetry, saver, train_state = parts.loop, parts.telemetry, parts.saver, parts.train_state
     progress, rollouts = train_state.progress, train_state.rollouts
@@ -134,7 +134,7 @@ def _policy_updates(parts: GrpoRun, reference: Params) -> None:
             saver.save(train_state)
 
 
-def _prefetch_rollouts(parts: GrpoRun, reference: Params) -> None:
+def _prefetch_rollouts(parts: GrpoParts, reference: Params) -> None:
     """Draw the next rollout and `loop.async_depth` ones after it, unless samplers on other workers do that."""
     loop, saver, train_state = parts.loop, parts.saver, parts.train_state
     rollouts, steps = train_state.rollouts, train_state.progress.steps

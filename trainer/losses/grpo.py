@@ -179,8 +179,8 @@ def correct(log_ratio: jax.Array, mask: jax.Array, cfg: RolloutCorrection) -> Co
         by_level = jnp.broadcast_to(log_ratio.sum(axis=1, keepdims=True), mask.shape)
     ratio = jnp.exp(by_level)
     weights = jnp.minimum(ratio, cfg.rollout_is_threshold)
-    sums = ((weights * mask).sum(), (weights**2 * mask).sum(), mask.sum())
-    metrics: MetricSums = {"rollout_is_eff_sample_size": EffectiveSampleSize(*sums)}
+    sample_size = EffectiveSampleSize((weights * mask).sum(), (weights**2 * mask).sum(), mask.sum())
+    metrics: MetricSums = {"rollout_is_eff_sample_size": sample_size}
     if cfg.rollout_is is not None:
         high = (ratio > cfg.rollout_is_threshold) * mask
         metrics |= {

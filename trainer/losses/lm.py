@@ -163,8 +163,9 @@ def build_eval(cfg: Model, accumulation: int) -> EvalFn:
         if cfg.residual == "plain":
             hidden = _hidden_states(params, cfg, batch)
         else:
-            given = batch["tokens"], _positions_of(batch), batch.get("segments")
-            hidden, stability = measured_forward(params, cfg, *given)
+            hidden, stability = measured_forward(
+                params, cfg, batch["tokens"], _positions_of(batch), batch.get("segments")
+            )
         logprobs, _ = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         nats = -logprobs * batch["weights"]
         stands_for = token_bytes[batch["targets"]]

@@ -129,10 +129,9 @@ def _read(kind: Kind, options: argparse.Namespace) -> tuple[Puzzles, Puzzles]:
         train, test = (sources.read_arrays(source, split, kind) for split in SPLITS)
         return train, test
     if not source.endswith(".csv"):
-        files = [sources.split_file(source, split) for split in SPLITS]
-        return sources.read_csv(files[0], kind, limit, seed, least), sources.read_csv(
-            files[1], kind, options.test, seed, least
-        )
+        train_file, test_file = (sources.split_file(source, split) for split in SPLITS)
+        train = sources.read_csv(train_file, kind, limit, seed, least)
+        return train, sources.read_csv(test_file, kind, options.test, seed, least)
     return _hold_out(kind, sources.read_csv(source, kind, None, seed, least), options)
 
 

@@ -32,7 +32,7 @@ from trainer.tokenizer.loading import check_vocab_size
 
 
 @dataclass(frozen=True, eq=False)
-class GrpoRun:
+class GrpoParts:
     """The parts of a run, and its state. episodes, remote: where there is an environment, or samplers elsewhere."""
 
     experiment: RunFile
@@ -65,7 +65,7 @@ def validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     return loop
 
 
-def build_run(
+def build_parts(
     experiment: RunFile,
     loop: GrpoLoop,
     mesh: Mesh,
@@ -74,7 +74,7 @@ def build_run(
     reward_pool: RewardPool,
     checkpoints: CheckpointManager,
     environments: EnvironmentPool | None,
-) -> GrpoRun:
+) -> GrpoParts:
     """Read the questions, compile everything, and restore the newest checkpoint or start from the seed.
 
     Raises RunFileError if questions, weights or model do not fit the loop.
@@ -116,7 +116,7 @@ def build_run(
     remote = None
     if loop.sampler.is_remote or loop.replay is not None:
         remote = RemoteRollouts(experiment, loop, rollouts, sampler, log, telemetry.stopwatch)
-    return GrpoRun(
+    return GrpoParts(
         experiment=experiment,
         loop=loop,
         mesh=mesh,
