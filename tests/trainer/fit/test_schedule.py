@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from conf.schema.topology import find_topology
-from trainer.fit import work
 from trainer.fit.schedule import Instruction, Module, calls, find_transfer, group_size, num_bytes, parse, trip_count
-from trainer.fit.step_time import Rates, StepTime, device_rates, step_time
+from trainer.fit.step_time import (
+    Rates,
+    StepTime,
+    device_rates,
+    hbm_bytes,
+    kernel_flops,
+    product_flops,
+    sent_bytes,
+    step_time,
+)
 
 RECORDED = Path(__file__).with_name("products_v5e.txt.gz")
 """libtpu 0.0.52, v5e:2x4: x + silu(x W1) W2 over 8 layers with remat, its gradient and an update. x is bfloat16
@@ -181,7 +189,7 @@ def instruction(operands: str, line: str, *others: str) -> tuple[Module, Instruc
 )
 def test_operations_of_products(operands, line, flops):
     module, product, body = instruction(operands, f"%c = {line}")
-    assert work.product_flops(module, product, body) == flops
+    assert product_flops(module, product, body) == flops
 
 
 def test_products_inside_a_fusion_count():
@@ -193,8 +201,8 @@ def test_products_inside_a_fusion_count():
 }"""
     line = "%f = bf16[64,16]{1,0} fusion(%a, %b), kind=kOutput, calls=%fused"
     module, fusion, body = instruction("bf16[64,32]{1,0} bf16[32,16]{1,0:S(1)}", line, fused)
-    assert work.product_flops(module, fusion, body) == 2 * 64 * 32 * 16
-    assert work.hbm_bytes(module, fusion, body) == 2 * (64 * 32 + 64 * 16)  # b is in VMEM
+    assert product_flops(module, fusion, body) == 2 * 64 * 32 * 16
+    assert hbm_bytes(module, fusion, body) == 2 * (64 * 32 + 64 * 16)  # b is in VMEM
 
 
 def test_a_loop_reads_and_writes_one_layer_of_the_stack():
@@ -207,7 +215,7 @@ def test_a_loop_reads_and_writes_one_layer_of_the_stack():
 }"""
     line = "%f = f32[80,1024]{1,0} fusion(%a, %b, %c), kind=kLoop, calls=%fused"
     module, fusion, body = instruction("f32[80,1024]{1,0} s32[]{:S(6)} f32[80,1024]{1,0}", line, fused)
-    assert work.hbm_bytes(module, fusion, body) == 2 * 4 * 1024
+    assert hbm_bytes(module, fusion, body) == 2 * 4 * 1024
 
 
 KEYS = "bf16[3,8,8192,128]{3,2,1,0}"
@@ -229,7 +237,7 @@ QUERIES = "bf16[3,32,8192,128]{3,2,1,0}"
 def test_operations_of_attention_follow_its_mask(name, blocks, written, products, share):
     line = f'%{name} = {written} custom-call(%a, %b, %c), custom_call_target="tpu_custom_call"'
     _, kernel, body = instruction(f"{blocks}{{2,1,0}} {QUERIES} {KEYS}", line)
-    assert work.kernel_flops(kernel, body) == products * 2 * 3 * 32 * 8192 * 8192 * 128 * share
+    assert kernel_flops(kernel, body) == products * 2 * 3 * 32 * 8192 * 8192 * 128 * share
 
 
 @pytest.mark.parametrize(
@@ -239,4 +247,4 @@ def test_operations_of_attention_follow_its_mask(name, blocks, written, products
 def test_what_a_device_sends(kind, sent):
     """Of 4 devices, as a multiple of what it has."""
     _, found, body = instruction("f32[256]{0}", f"%c = f32[256]{{0}} {kind}(%a), replica_groups={{{{0,1,2,3}}}}")
-    assert work.sent_bytes(kind, found, body) == sent * 1024
+    assert sent_bytes(kind, found, body) == sent * 1024
