@@ -19,7 +19,7 @@ from trainer.distributed.runtime import shard_batch
 from trainer.environments.pool import EnvironmentPool
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool
-from trainer.rl.build import GrpoParts, build_parts, validated_loop
+from trainer.rl.build import GrpoParts, validated_loop
 from trainer.rl.programs import abstract_reference, initial_reference, programs, supervised_batch
 from trainer.rl.rollouts import staleness
 from trainer.telemetry.metrics import MetricsLogger
@@ -37,7 +37,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         CheckpointManager(experiment.dir, experiment.checkpoint, ("eval_accuracy",), log) as checkpoints,
         EnvironmentPool(loop.environment) if loop.environment.name else nullcontext() as environments,
     ):
-        parts = build_parts(experiment, loop, mesh, log, notice, reward_pool, checkpoints, environments)
+        parts = GrpoParts(experiment, loop, mesh, log, notice, reward_pool, checkpoints, environments)
         with parts.remote or nullcontext():
             _train(parts)
 

@@ -18,14 +18,8 @@ from conf.schema.training.data import Prompt, QuestionData, TableData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
-from trainer.data.prompting import (
-    CHAT_TEMPLATES,
-    ROLE_PLACEHOLDER,
-    ChatTemplate,
-    PromptPart,
-    SpecialToken,
-    plain_prompt,
-)
+from trainer.data import prompting
+from trainer.data.prompting import CHAT_TEMPLATES, ChatTemplate, PromptPart, SpecialToken
 from trainer.policy.policy import PolicyPrompts, describe, tokenizer_file
 from trainer.policy.run_files import COMPANIONS, TOKENIZER_FILE, run_yaml, tokenizer_files
 from trainer.pretrained import hf_families, hf_files, peft_files, store
@@ -89,7 +83,7 @@ def _turns(form: ChatTemplate, system: str | None) -> str:
 
 def _plain(prompt: Prompt) -> str:
     """Return the template for models without turns: system message, shots and questions with their answers."""
-    parts = plain_prompt(prompt, MARK)[0]
+    parts = prompting.plain_prompt(prompt, MARK)[0]
     assert isinstance(parts, str)
     before, _, after = parts.partition(MARK)
     return _text(before) + ONE_MESSAGE + _text(after)
@@ -98,7 +92,7 @@ def _plain(prompt: Prompt) -> str:
 def _parts(parts: tuple[PromptPart, ...], role: str = "") -> str:
     """Return the template of some pieces of a prompt; `role` is the expression of the role's name."""
     written = [part.name if isinstance(part, SpecialToken) else part for part in parts]
-    return "".join("{{ " + role + " }}" if part == ROLE_PLACEHOLDER else _text(part) for part in written)
+    return "".join("{{ " + role + " }}" if part == prompting.ROLE_PLACEHOLDER else _text(part) for part in written)
 
 
 def _text(text: str) -> str:

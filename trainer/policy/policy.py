@@ -19,15 +19,8 @@ from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
 from conf.schema.training.model import AnyModel, Model, different_weights
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.corpus import files
-from trainer.data.prompting import (
-    CHAT_TEMPLATES,
-    ChatMessage,
-    ChatTemplate,
-    Problem,
-    PromptEncoder,
-    SpecialToken,
-    format_turns,
-)
+from trainer.data import prompting
+from trainer.data.prompting import CHAT_TEMPLATES, ChatMessage, ChatTemplate, PromptEncoder
 from trainer.distributed.mesh import MESH_AXES
 from trainer.models.weights import Params
 from trainer.policy.run_files import TOKENIZER_FILE, TOKENIZER_FOLDER, is_plain_text
@@ -120,7 +113,7 @@ class PolicyPrompts:
     def encode_question(self, text: str) -> list[int]:
         """Return the prompt that the run would ask this question with; without questions, that of a chat's turn."""
         if self._questions is not None:
-            [question] = self._questions.encode([Problem(text, "", "")])
+            [question] = self._questions.encode([prompting.Problem(text, "", "")])
             return question.prompt_tokens
         if isinstance(self._data, TableData) and self._data.template is not None:
             columns = self._data.columns_of_prompt
@@ -137,8 +130,8 @@ class PolicyPrompts:
         if system is not None and turns[0].role != "system":
             turns = [ChatMessage("system", system), *turns]
         ids = list(self.bos_tokens)
-        for part in format_turns(self.form, turns):
-            ids += [self._special(part.name)] if isinstance(part, SpecialToken) else self._ids(part)
+        for part in prompting.format_turns(self.form, turns):
+            ids += [self._special(part.name)] if isinstance(part, prompting.SpecialToken) else self._ids(part)
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
