@@ -48,11 +48,6 @@ class MatrixView:
         """Return whether the first axis counts layers."""
         return self.axes[:1] == (("layers",),)
 
-    @property
-    def is_matrix(self) -> bool:
-        """Return whether it is a layer matrix, [layers, inputs, outputs]."""
-        return self.is_stacked and len(self.shape) == 3
-
 
 def matrix_views(cfg: AnyModel) -> dict[str, MatrixView]:
     """Return each weight's view by its dotted path, with the two axes of heads merged into one."""
@@ -148,7 +143,8 @@ def _update_rule(opt: Optimizer, cfg: AnyModel, path: str, view: MatrixView) -> 
     if not view.trained:
         return UpdateRule("frozen", 0.0, 0.0)
     group = next((g for g in opt.param_groups if fnmatchcase(path, g.match)), MuonParamGroup(match=path))
-    if isinstance(opt, Muon) and view.is_matrix and group.algorithm is None:
+    is_layer_matrix = view.is_stacked and len(view.shape) == 3
+    if isinstance(opt, Muon) and is_layer_matrix and group.algorithm is None:
         return _muon_rule(opt, cfg, view, group)
     base = opt.adamw if isinstance(opt, Muon) else opt
     lr, decay = _group_lr(group, base.lr, cfg), _group_weight_decay(group, base.weight_decay)

@@ -130,17 +130,15 @@ def _plan_shards(params: Params, cfg: Model, dtype: str | None) -> list[int]:
         tree = params["layers"] if tensor.is_per_layer else params
         names = _hf_names(tensor, cfg)
         for _ in names:
-            nbytes = sum(_nbytes(tree[ours], dtype) for ours in tensor.param_names) // len(names)
+            arrays = [tree[ours] for ours in tensor.param_names]
+            items = (math.prod(x.shape) * (jnp.dtype(dtype) if dtype else x.dtype).itemsize for x in arrays)
+            nbytes = sum(items) // len(names)
             if size + nbytes > SHARD_BYTES and shards[-1]:
                 shards.append(0)
                 size = 0
             shards[-1] += 1
             size += nbytes
     return shards
-
-
-def _nbytes(array: Any, dtype: str | None) -> int:
-    return math.prod(array.shape) * (jnp.dtype(dtype) if dtype else array.dtype).itemsize
 
 
 def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
@@ -150,8 +148,9 @@ def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[t
         stacked = [np.asarray(tree[ours]) for ours in tensor.param_names]
         for layer, name in enumerate(_hf_names(tensor, cfg)):
             array = tensor.write(*([part[layer] for part in stacked] if tensor.is_per_layer else stacked))
+            root = "" if name == "lm_head.weight" else "transformer." if cfg.norm == "layer" else "model."
             # a copy, because a view would keep all layers in memory
-            yield _hf_name(name, cfg), np.array(array, dtype=dtype and jnp.dtype(dtype), order="C")
+            yield f"{root}{name}", np.array(array, dtype=dtype and jnp.dtype(dtype), order="C")
         del stacked
 
 
@@ -172,14 +171,6 @@ def write_safetensors(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
         out.write(struct.pack("<Q", len(packed)) + packed)
         for array in arrays.values():
             out.write(array.reshape(-1).view(np.uint8).data)
-
-
-def _hf_name(name: str, cfg: Model) -> str:
-    return name if name == "lm_head.weight" else f"{'transformer' if cfg.norm == 'layer' else 'model'}.{name}"
-
-
-def _layer_index(name: str) -> int:
-    return int(next(word for word in name.split(".") if word.isdigit()))
 
 
 def _hf_names(tensor: TensorMapping, cfg: Model) -> list[str]:
@@ -205,7 +196,7 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
         layers = params.setdefault("layers", {})
         if ours not in layers:
             layers[ours] = np.empty(table["layers"][ours].shape, part.dtype)
-        layers[ours][_layer_index(name)] = part
+        layers[ours][int(next(word for word in name.split(".") if word.isdigit()))] = part
 
 
 def iter_tensors(

@@ -1,7 +1,7 @@
 """The state of a GRPO run: saved to checkpoints, restored from them, and evaluated."""
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import jax
 from jax.sharding import Mesh
@@ -68,7 +68,7 @@ class StateSaver:
             self._telemetry.upload()
             self._batches.compare(train_state.progress.total_steps)
             rollouts = [rollout.to_json() for rollout in train_state.rollouts]
-            body = {"position": train_state.progress.to_json(), **self._telemetry.to_json(), "rollouts": rollouts}
+            body = {"position": asdict(train_state.progress), **self._telemetry.to_json(), "rollouts": rollouts}
             written = body if jax.process_index() == 0 else {}
             self._checkpoints.save(train_state.progress.total_steps, train_state.state, written)
 

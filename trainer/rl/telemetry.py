@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -35,10 +35,6 @@ class Progress:
     def total_steps(self) -> int:
         """Return the updates of both phases: the step of metrics and checkpoints."""
         return self.warm_steps + self.steps
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `Progress(**body)` restores."""
-        return asdict(self)
 
 
 LATEST_VALUE_METRICS = ("learning_rate", "skipped", "finite")

@@ -105,7 +105,8 @@ class _Generation:
         self.weights, self.version = weights, 0
         self.copy, self.prompts, self.samples, self.stops = copy, prompts, samples, sampler.stops
         self.settings, self.programs = sampler.settings, sampler.programs
-        self.bucket = self.settings.bucket_for(max(len(prompt) for prompt in prompts))
+        longest = max(len(prompt) for prompt in prompts)
+        self.bucket = next(size for size in self.settings.buckets if size >= longest)
         self.prefill_batch = self.programs.prefill_batch_size(samples, self.bucket)
         self.key_and_temperature = self.programs.replicate(
             (jax.device_get(jax.random.key_data(key)), np.array(temperature, np.float32))

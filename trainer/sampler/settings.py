@@ -49,10 +49,6 @@ class SamplerSettings:
             found.append(-(-found[-1] // 2))
         return sorted(found)
 
-    def bucket_for(self, longest: int) -> int:
-        """Return the shortest bucket that holds a prompt of `longest` tokens."""
-        return next(size for size in self.buckets if size >= longest)
-
     def cache_lengths(self, bucket: int) -> list[int]:
         """Return the places of the cache for prompts of a bucket, each with its own programs, the fewest first.
 

@@ -231,22 +231,17 @@ class RolloutServer:
         channel.send({"different": different})
         if different:
             return
-        with self._lease_holder(f"{hello['name']} {address}") as name:
+        name = f"{hello['name']} {address}"
+        try:
             while True:
                 message, arrays = channel.receive()
                 if message["kind"] != "weights":
                     with self._changed:
                         self._presence.hear(hello["name"], time.monotonic())
                 self._answer(channel, name, message, arrays)
-
-    @contextmanager
-    def _lease_holder(self, name: str) -> Iterator[str]:
-        """Offer what a sampler leaves behind to the others."""
-        try:
-            yield name
         finally:
             with self._guarded():
-                self._leases.release(name)
+                self._leases.release(name)  # offers what this sampler leaves behind to the others
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
