@@ -45,17 +45,10 @@ class MetricsLogger:
         storage: where the run's folder is.
     """
 
-    def __init__(
-        self,
-        local: Path,
-        remote: str,
-        writes: bool,
-        wandb: WandbRun | None = None,
-        storage: RunStorage | None = None,
-    ) -> None:
+    def __init__(self, local: Path, remote: str, writes: bool, wandb: WandbRun | None = None) -> None:
         """Open the files. remote: the run's folder, local or gs://; wandb: the W&B run, if any."""
         self._writes, self._wandb = writes, wandb
-        self.storage = storage or RunStorage(remote)
+        self.storage = RunStorage(remote)
         self.phases = PhaseTimes()
         self.local, self._remote = local, epath.Path(remote)
         self._recorded: dict[tuple[int, str], dict[str, float]] = {}
