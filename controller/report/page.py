@@ -22,12 +22,10 @@ from controller.report.drawing import (
     add_text,
     colour,
     difference_cells,
-    draw_boards,
     format_duration,
     format_number,
     kind_colour,
     line_chart,
-    parse_board,
     serialize_page,
     timeline_bar,
 )
@@ -95,7 +93,7 @@ def hypothesis_rows(report: ReportModel) -> Iterator[tuple[str, str]]:
         yield ("", f"{mean}; difference {difference}, 95 %: {interval}") if i else ("found", f"{said.metric} of {mean}")
 
 
-MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 700
+MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 2000
 MAX_ALERTS = 100
 COMPARED = (
     ", the baseline, with 95 % intervals. paired: Student's t of the differences between runs with the same seed; "
@@ -225,12 +223,8 @@ def transcripts_section(section: Element, report: ReportModel) -> None:
         documents = sample_transcripts(run.transcripts)
         count = f"{len(documents)} of {plural(len(run.transcripts), 'transcript')}"
         add_child(fold, "summary", f"{report.run_label(run)}: {count}")
-        found = [(document, parse_board(document.get("board"))) for document in documents]
-        for document, board in found:
-            if board is not None:
-                draw_boards(fold, board, f"update {document.get('step', 0)!s:.20}")
-        if rows := [_transcript_row(document) for document, board in found if board is None]:
-            add_table(fold, f"Transcripts of {report.run_label(run)}", head, rows)
+        rows = [_transcript_row(document) for document in documents]
+        add_table(fold, f"Transcripts of {report.run_label(run)}", head, rows)
     if (rest := len(runs) - MAX_TRANSCRIPT_RUNS) > 0:
         add_text(section, f"{rest} further runs have transcripts.jsonl.", class_="soft")
 
@@ -238,10 +232,11 @@ def transcripts_section(section: Element, report: ReportModel) -> None:
 def _transcript_row(document: dict[str, Any]) -> Row:
     when = " ".join(str(document.get(key, ""))[:40] for key in ("step", "phase"))
     values = [document.get(key) for key in ("prompt", "response", "extracted", "answer")]
-    texts = ["nothing" if value is None else _truncate(str(value)) for value in values]
+    texts = ["nothing" if value is None else str(value) for value in values]
+    texts = [text if len(text) <= MAX_TEXT_LENGTH else f"{text[:MAX_TEXT_LENGTH]} …" for text in texts]
     reward = document.get("reward")
     is_number = isinstance(reward, int | float) and abs(reward) < 1e9
-    cells = [partial(add_child, tag="span", text=text, class_="text") for text in texts]
+    cells = [partial(add_child, tag="span", text=text, class_="text transcript") for text in texts]
     return [when, *cells, format_number(reward if is_number else None)]
 
 
@@ -288,10 +283,6 @@ def _run_row(run: RecordedRun, report: ReportModel) -> Row:
         for text in (run.id, *(str(run.row.get(key) or "–")[:12] for key in ("commit", "code")))
     )
     return [run_id, label, "–" if run.seed is None else run.seed, run.state, began, took, *origin]
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= MAX_TEXT_LENGTH else f"{text[:MAX_TEXT_LENGTH]} …"
 
 
 def _format_time(time: float) -> str:

@@ -293,6 +293,16 @@ def test_the_page_says_how_much_there_is_and_where_the_rest_is(tmp_path: Path) -
     assert {parent for parent, _ in tables} == {"scroll"}, "a wide table scrolls by itself on a narrow screen"
 
 
+def test_the_board_of_a_puzzle_is_text_and_whole(tmp_path: Path) -> None:
+    run, maze = write_run(tmp_path, CASES[0], 0, START_TIME, []), "\n".join(["#" * 30] * 30)
+    row = {"step": 8, "phase": "eval", "prompt": maze, "response": f"after step 1: 3 wrong\n\n{maze}", "reward": 0.0}
+    row |= {"answer": maze, "extracted": None, "board": {"kind": "<b>"}}
+    (tmp_path / "runs" / run / "transcripts.jsonl").write_text(json.dumps(row) + "\n")
+    page = render(report_of(tmp_path), START_TIME)
+    assert page.count(f'<span class="text transcript">{maze}</span>') == 2
+    assert f">after step 1: 3 wrong\n\n{maze}</span>" in page
+
+
 def test_the_curve_of_an_evaluation_begins_before_grpo(tmp_path: Path) -> None:
     warm = [{"step": step, "phase": "warm_start", "eval_accuracy": value} for step, value in ((0, 0.0), (40, 0.49))]
     later = [{"step": step, "phase": "eval", "eval_accuracy": value} for step, value in ((70, 0.6), (100, 0.9))]
