@@ -296,6 +296,12 @@ class ReportModel:
         values = [final_values_by_seed(setting, metric) for setting in self.settings]
         return [summarize(values[0]), *(compare(one, values[0]) for one in values[1:])]
 
+    def curves(self, metric: Metric) -> dict[int, tuple[str, Curve]]:
+        """Return the label and the curve of each setting that has one, by its place among the settings."""
+        points = points_per_curve(self.metrics, self.settings)
+        built = enumerate((setting.label, build_curve(setting, metric, points)) for setting in self.settings)
+        return {number: (label, curve) for number, (label, curve) in built if curve}
+
     def interrupted_steps(self, metric: Metric) -> list[tuple[float, str]]:
         """Return the last step before each interruption of the runs that have the metric, with what happened."""
         return [

@@ -4,7 +4,7 @@ The page is a tree: xml.etree escapes text, so it cannot become markup; unprinta
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -85,7 +85,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 760, 300, 62, 270
 GAP = 9
 """Length of the dashes of a line that lies on others, in SVG units."""
 MIN_TICK_DISTANCE = 0.18
-"""Distance between two steps on the axis as a fraction of it, so that their labels fit on a phone."""
+"""Distance of two labels of an axis as a fraction of it, so that they fit on a phone."""
 
 
 def colour(number: int) -> str:
@@ -98,35 +98,57 @@ def line_chart(
 ) -> None:
     """Add a chart of labeled curves, keyed by line number, with a vertical stroke at each mark: step and label."""
     steps = [step for _, curve in curves.values() for step in curve.steps]
-    x_low, x_high = min(steps), max(steps)
-    low, high = (min(min(c.low) for _, c in curves.values()), max(max(c.high) for _, c in curves.values()))
+    values = [value for _, curve in curves.values() for value in (*curve.low, *curve.high)]
+    label = f"{title} by step; the table below has the last values"
+    draw_chart(parent, label, steps, values, curves, x_name="step", marks=marks)
+
+
+def draw_chart(
+    parent: Element,
+    label: str,
+    xs: Collection[float],
+    ys: Collection[float],
+    curves: Mapping[int, tuple[str, Curve]],
+    *,
+    x_name: str = "",
+    logarithmic: bool = False,
+    marks: Iterable[tuple[float, str]] = (),
+    points: Iterable[tuple[float, float]] = (),
+) -> None:
+    """Add a chart of labeled curves, marks and points, whose axes span `xs` and `ys`.
+
+    What is higher or lower is drawn at the edge. `logarithmic` is the axis of x.
+    """
+    x_low, x_high, low, high = min(xs), max(xs), min(ys), max(ys)
+    scale = math.log if logarithmic else float
+    left, right = scale(x_low), scale(x_high)
     heights = ticks(low, high)  # of a flat curve: its one value
     margin = 0.06 * (high - low or abs(high) or 1.0)
     low, high = low - margin, high + margin
     if len(heights) > 1:
         heights = ticks(low, high)
 
-    def x(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - 20) * ((step - x_low) / (x_high - x_low) if x_high > x_low else 0.5)
+    def x(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - 20) * ((scale(value) - left) / (right - left) if right > left else 0.5)
 
     def y(value: float) -> float:
-        return 10 + (BOTTOM - 10) * (high - value) / (high - low)
+        return 10 + (BOTTOM - 10) * (high - min(max(value, low), high)) / (high - low)
 
-    def path(points: Iterable[tuple[float, float]]) -> str:
-        return "L".join(f"{x(step):.0f} {y(value):.1f}" for step, value in points)
+    def path(line: Iterable[tuple[float, float]]) -> str:
+        return "L".join(f"{x(at):.0f} {y(value):.1f}" for at, value in line)
 
-    label = f"{title} by step; the table below has the last values"
     svg = add_child(parent, "svg", class_="chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
     for value in heights:
         add_child(svg, "line", class_="grid", x1=LEFT, x2=WIDTH - 20, y1=y(value), y2=y(value))
         add_child(svg, "text", format_number(value), x=LEFT - 8, y=y(value) + 4, text_anchor="end")
-    add_child(svg, "text", "step", x=LEFT - 8, y=BOTTOM + 20, text_anchor="end")
-    for step in step_ticks(x_low, x_high):
-        anchor = "middle" if x_low == x_high or x_low < step < x_high else "start" if step == x_low else "end"
-        add_child(svg, "text", format_number(step), x=x(step), y=BOTTOM + 20, text_anchor=anchor)
-    for step, text in marks:
-        if x_low <= step <= x_high:
-            stroke = add_child(svg, "line", class_="interrupted", x1=x(step), x2=x(step), y1=10, y2=BOTTOM)
+    if x_name:
+        add_child(svg, "text", x_name, x=LEFT - 8, y=BOTTOM + 20, text_anchor="end")
+    for at in x_ticks(x_low, x_high, logarithmic=logarithmic):
+        anchor = "middle" if x_low == x_high or x_low < at < x_high else "start" if at == x_low else "end"
+        add_child(svg, "text", format_number(at), x=x(at), y=BOTTOM + 20, text_anchor=anchor)
+    for at, text in marks:
+        if x_low <= at <= x_high:
+            stroke = add_child(svg, "line", class_="interrupted", x1=x(at), x2=x(at), y1=10, y2=BOTTOM)
             add_child(stroke, "title", text)
     drawn: list[str] = []
     for number, (name, curve) in curves.items():
@@ -136,13 +158,16 @@ def line_chart(
                 *reversed([*zip(curve.steps, curve.low, strict=True)]),
             ]
             add_child(svg, "path", class_=f"band {colour(number)}", d=f"M{path(outline)}Z")
-        points = path(zip(curve.steps, curve.mean, strict=True))
-        shape = f"M{points}" if len(curve.steps) > 1 else f"M{points}h4"
+        middle = path(zip(curve.steps, curve.mean, strict=True))
+        shape = f"M{middle}" if len(curve.steps) > 1 else f"M{middle}h4"
         hidden = drawn.count(shape)  # lines below this one that it would hide: leave gaps that show them
         gaps = {"stroke_dasharray": f"{GAP} {hidden * GAP}"} if hidden else {}
         drawn.append(shape)
         line = add_child(svg, "path", class_=f"line {colour(number)}", d=shape, **gaps)
         add_child(line, "title", name)
+    for at, value in points:
+        point = add_child(svg, "circle", class_=f"point {colour(1)}", cx=x(at), cy=y(value), r=4)
+        add_child(point, "title", f"{format_number(at)}: {format_number(value)}")
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -154,13 +179,21 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [i * gap for i in range(math.ceil(low / gap), math.floor(high / gap) + 1)]
 
 
-def step_ticks(low: float, high: float) -> list[float]:
-    """Return the steps to label: the first and the last one, and round ones that are not close to these."""
+def x_ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
+    """Return the values of x to label: the first and the last one, and round ones that are not close to these.
+
+    Between whole numbers, such as steps, all are whole.
+    """
     if low >= high:
         return [low]
+    if logarithmic:
+        room = (high / low) ** MIN_TICK_DISTANCE
+        powers = (10.0**p for p in range(math.ceil(math.log10(low)), math.ceil(math.log10(high))))
+        return [low, *(x for x in powers if low * room <= x <= high / room), high]
     room = MIN_TICK_DISTANCE * (high - low)
-    inner = (step for step in ticks(low, high, 4) if low + room <= step <= high - room and step.is_integer())
-    return [low, *inner, high]
+    inner = [x for x in ticks(low, high, 4) if low + room <= x <= high - room]
+    whole = float(low).is_integer() and float(high).is_integer()
+    return [low, *(x for x in inner if x.is_integer() or not whole), high]
 
 
 def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from controller.core.text import plural, result_lines
-from controller.report.contents import SPAN_KINDS, ReportModel, Timeline, build_curve, is_preferred, points_per_curve
+from controller.report.contents import SPAN_KINDS, ReportModel, Timeline, is_preferred
 from controller.report.drawing import (
     Row,
     add_child,
@@ -40,11 +40,8 @@ def summary_section(section: Element, report: ReportModel) -> None:
     if rows := list(hypothesis_rows(report)):
         add_table(section, "What was asked and expected, and what was found", ["hypothesis", ""], rows)
     charts = add_child(section, "div", class_="charts")
-    points = points_per_curve(report.metrics, report.settings)
     for metric in overview_metrics(report):
-        built = enumerate((setting.label, build_curve(setting, metric, points)) for setting in report.settings)
-        curves = {number: (label, curve) for number, (label, curve) in built if curve}
-        if curves:
+        if curves := report.curves(metric):
             figure = add_child(charts, "figure")
             add_child(figure, "figcaption", metric[1])
             line_chart(figure, metric[1], curves, report.interrupted_steps(metric))
@@ -116,13 +113,11 @@ def metrics_section(section: Element, report: ReportModel) -> None:
         *(() if alone else (" and the difference from ", ("b", report.settings[0].label), COMPARED)),
         "." if alone else "",
     )
-    points = points_per_curve(report.metrics, report.settings)
     for i, metric in enumerate(report.metrics):
         name = f"{metric[0]}: {metric[1]}" if metric[0] else metric[1]
         fold = add_child(section, "details", open=i == 0)
         add_child(fold, "summary", name)
-        built = enumerate((setting.label, build_curve(setting, metric, points)) for setting in report.settings)
-        if curves := {number: (label, curve) for number, (label, curve) in built if curve}:
+        if curves := report.curves(metric):
             line_chart(fold, name, curves, report.interrupted_steps(metric))
         caption = "at the end of each run" if metric[0] == RESULT_FILE else "last value of each run"
         # On a phone only the first columns are visible without scrolling.

@@ -1,7 +1,6 @@
 """A metric against a number of the config, cost or results: fit, Pareto front, time to a level; and their section."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -12,27 +11,9 @@ from controller.checks.fit import estimate_num_params
 from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.records.table import flat
-from controller.report.comparison import (
-    Comparison,
-    Setting,
-    compare,
-    summarize,
-)
-from controller.report.contents import ReportModel, Timeline, final_values_by_seed
-from controller.report.drawing import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    WIDTH,
-    add_child,
-    add_table,
-    add_text,
-    colour,
-    difference_cells,
-    format_duration,
-    format_number,
-    ticks,
-)
+from controller.report.comparison import Comparison, Setting, compare, summarize
+from controller.report.contents import Curve, ReportModel, Timeline, final_values_by_seed
+from controller.report.drawing import add_table, add_text, difference_cells, draw_chart, format_duration, format_number
 from controller.report.gather import Metric, RecordedRun
 from controller.report.power_law import MIN_LEVELS, SAMPLES, PowerLaw, fit_power_law
 from controller.run.estimate import estimate_flops
@@ -250,7 +231,12 @@ def fit_lines(fit: PowerLaw) -> list[str]:
 
 def scaling_section(section: Element, scaling: Scaling, report: ReportModel) -> None:
     """Add the chart, the fit in words and the table."""
-    _chart(section, scaling)
+    xs, ys = zip(*scaling.points, strict=True)
+    curves = {0: ("fit", Curve(*zip(*scaling.fit.curve, strict=True)))} if scaling.fit else {}
+    heights = [*ys, *(value for _, curve in curves.values() for value in curve.mean)]
+    label = f"{scaling.metric[1]} against {scaling.x_name}; the table below has the means"
+    logarithmic = min(xs) > 0 and max(xs) / min(xs) >= LOGARITHMIC_FROM
+    draw_chart(section, label, xs, heights, curves, logarithmic=logarithmic, points=scaling.points)
     for line in fit_lines(scaling.fit) if scaling.fit else ():
         add_text(section, line)
     level = () if scaling.level is None else (f"reached {scaling.level:g}",)
@@ -281,49 +267,3 @@ def _reached_text(row: ScalingRow) -> str:
         return "never"
     steps, seconds = (fmean(getattr(one, name) for one in row.reached) for name in ("steps", "seconds"))
     return f"step {steps:,.0f}, {format_duration(seconds)} ({len(row.reached)} of {row.compared.n})"
-
-
-def _chart(parent: Element, scaling: Scaling) -> None:
-    xs, ys = zip(*scaling.points, strict=True)
-    bands = scaling.fit.curve if scaling.fit else ()
-    low, high = min(*ys, *(band[1] for band in bands), ys[0]), max(*ys, *(band[1] for band in bands), ys[0])
-    margin = 0.08 * (high - low or abs(high) or 1.0)
-    low, high = low - margin, high + margin
-    place, marks = _axis(min(xs), max(xs))
-
-    def y(value: float) -> float:
-        return 10 + (BOTTOM - 10) * (high - min(max(value, low), high)) / (high - low)
-
-    def path(points: Iterable[tuple[float, float]]) -> str:
-        return "M" + "L".join(f"{place(at):.0f} {y(value):.1f}" for at, value in points)
-
-    label = f"{scaling.metric[1]} against {scaling.x_name}; the table below has the means"
-    svg = add_child(parent, "svg", class_="chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
-    for value in ticks(low, high):
-        add_child(svg, "line", class_="grid", x1=LEFT, x2=WIDTH - 20, y1=y(value), y2=y(value))
-        add_child(svg, "text", format_number(value), x=LEFT - 8, y=y(value) + 4, text_anchor="end")
-    for at in marks:
-        add_child(svg, "text", format_number(at), x=place(at), y=BOTTOM + 20, text_anchor="middle")
-    if bands:
-        outline = [*((x, top) for x, _, _, top in bands), *((x, bottom) for x, _, bottom, _ in reversed(bands))]
-        add_child(svg, "path", class_=f"band {colour(0)}", d=path(outline) + "Z")
-        add_child(svg, "path", class_=f"line {colour(0)}", d=path((x, middle) for x, middle, _, _ in bands))
-    for at, value in scaling.points:
-        point = add_child(svg, "circle", class_=f"point {colour(1)}", cx=place(at), cy=y(value), r=4)
-        add_child(point, "title", f"{format_number(at)}: {format_number(value)}")
-
-
-def _axis(low: float, high: float) -> tuple[Callable[[float], float], list[float]]:
-    """Return where x lies on the axis, and the values to label."""
-    logarithmic = low > 0 and high / low >= LOGARITHMIC_FROM
-    scale = math.log if logarithmic else float
-    first, last = scale(low), scale(high)
-
-    def place(at: float) -> float:
-        return LEFT + 20 + (WIDTH - LEFT - 60) * ((scale(at) - first) / (last - first) if last > first else 0.5)
-
-    if not logarithmic:
-        return place, ticks(low, high)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    inner = [power for p in powers if low * 1.3 < (power := 10.0**p) < high / 1.3]
-    return place, [low, *inner, high]

@@ -13,7 +13,7 @@ from controller.cli import main
 from controller.records import index
 from controller.report.comparison import Setting, group_settings
 from controller.report.contents import Curve, ReportModel, build_curve, build_report, points_per_curve, select_metrics
-from controller.report.drawing import difference_cells, format_number, line_chart, step_ticks, ticks
+from controller.report.drawing import difference_cells, format_number, line_chart, ticks, x_ticks
 from controller.report.gather import RecordedRun, gather_runs, local_reader
 from controller.report.page import hypothesis_rows, overview_metrics, render
 from tests.controller.report.recorded import (
@@ -327,4 +327,5 @@ def test_ticks_are_round_and_few_and_those_of_steps_name_both_ends(low: float, h
     assert 1 <= len(found) <= 7
     assert all(low - 1e-9 * abs(low) <= tick <= high * (1 + 1e-9) for tick in found)
     for expected in ([5, 50, 100, 130], [1], [7, 8, 9], [450, 500, 550, 600, 638]):
-        assert step_ticks(expected[0], expected[-1]) == expected
+        assert x_ticks(expected[0], expected[-1]) == expected
+    assert x_ticks(900_000.0, 2e8, logarithmic=True) == [900_000, 1e7, 2e8]
