@@ -1,1 +1,1 @@
-"""HTML page about runs: curves, ablation table, timelines and transcripts (docs/report.md)."""
+"""HTML page about runs: curves, tables of results, times and costs, and transcripts (docs/report.md)."""

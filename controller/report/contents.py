@@ -150,10 +150,6 @@ class Timeline:
     alerts: tuple[RaisedAlert, ...] = ()
 
     @property
-    def start(self) -> float:
-        return self.spans[0].start if self.spans else 0.0
-
-    @property
     def seconds(self) -> float:
         return sum(span.seconds for span in self.spans)
 

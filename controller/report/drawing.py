@@ -1,4 +1,4 @@
-"""HTML tables, and inline SVG of curves and time spans.
+"""HTML tables, and inline SVG of curves.
 
 The page is a tree: xml.etree escapes text, so it cannot become markup; unprintable characters are written out.
 """
@@ -10,10 +10,10 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from controller.core.text import printable
 from controller.report.comparison import Comparison
-from controller.report.contents import SPAN_KINDS, Curve, Timeline
+from controller.report.contents import Curve
 
 Row = Sequence[object]
-"""Cells of a table: text, or a function that fills the cell."""
+"""Cells of a table: text, or a pair of an element and its text: `("code", …)`, `("span.text", …)` with a class."""
 
 
 def add_child(parent: Element, tag: str, text: object = "", **attributes: object) -> Element:
@@ -41,8 +41,9 @@ def add_table(parent: Element, label: str, head: Sequence[str], rows: Sequence[R
             row = add_child(body, "tr")
             for i, (cell, name) in enumerate(zip(cells, classes, strict=True)):
                 element = add_child(row, "td" if i else "th", scope=None if i else "row", class_=name)
-                if callable(cell):
-                    cell(element)
+                if isinstance(cell, tuple):
+                    tag_name, _, class_name = cell[0].partition(".")
+                    add_child(element, tag_name, cell[1], class_=class_name or None)
                 else:
                     element.text = printable_text(cell)
 
@@ -194,25 +195,6 @@ def x_ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float
     inner = [x for x in ticks(low, high, 4) if low + room <= x <= high - room]
     whole = float(low).is_integer() and float(high).is_integer()
     return [low, *(x for x in inner if x.is_integer() or not whole), high]
-
-
-def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) -> None:
-    """Add a run's spans on the scale of the longest run, with a stroke at each interruption."""
-    view = {"viewBox": "0 0 1000 18", "preserveAspectRatio": "none"}
-    svg = add_child(parent, "svg", class_="bar", role="img", aria_label=label, **view)
-    scale = 1000.0 / (longest or 1.0)
-    for span in time.spans:
-        x, width = (span.start - time.start) * scale, max(1.0, span.seconds * scale)
-        rect = add_child(svg, "rect", class_=kind_colour(span.kind), x=x, width=width, height=18)
-        add_child(rect, "title", f"{span.kind}: {format_duration(span.seconds)}")
-    for mark in time.interruptions:
-        x = (mark.time - time.start) * scale
-        line = add_child(svg, "line", class_="mark", x1=x, x2=x, y1=0, y2=18)
-        add_child(line, "title", mark.message)
-
-
-def kind_colour(kind: str) -> str:
-    return f"c{[7, 4, 2, 1, 3, 6, 0][[*SPAN_KINDS].index(kind)]}"
 
 
 def format_duration(seconds: float) -> str:

@@ -7,7 +7,6 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -24,10 +23,8 @@ from controller.report.drawing import (
     difference_cells,
     format_duration,
     format_number,
-    kind_colour,
     line_chart,
     serialize_page,
-    timeline_bar,
 )
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
 from controller.report.scaling import Scaling, scaling_section
@@ -67,10 +64,10 @@ def overview_metrics(report: ReportModel) -> list[Metric]:
 def _result_row(run: RecordedRun, report: ReportModel) -> Row:
     metrics: Any = run.row.get("metrics")
     lines = result_lines(metrics)[:MAX_RESULTS] if isinstance(metrics, dict) and metrics else ["–"]
-    text = partial(add_child, tag="span", text="\n".join(" ".join(line.split()) for line in lines), class_="text")
+    text = "\n".join(" ".join(line.split()) for line in lines)
     setting = report.setting_of(run)
-    label = partial(add_child, tag="span", text=setting.label, class_=colour(report.settings.index(setting)))
-    return [label, "–" if run.seed is None else run.seed, run.state, text]
+    label = (f"span.{colour(report.settings.index(setting))}", setting.label)
+    return [label, "–" if run.seed is None else run.seed, run.state, ("span.text", text)]
 
 
 def hypothesis_rows(report: ReportModel) -> Iterator[tuple[str, str]]:
@@ -133,14 +130,14 @@ def _comparison_rows(report: ReportModel, metric: Metric, *, alone: bool) -> lis
     for i, (setting, one) in enumerate(zip(report.settings, compared, strict=True)):
         seeds = f"{one.n}" if one.n == len(setting.runs) else f"{one.n} of {len(setting.runs)}"
         mean, deviation = (format_number(value, by=one.deviation) for value in (one.mean, one.deviation))
-        label = partial(add_child, tag="span", text=setting.label, class_=colour(i))
+        label = (f"span.{colour(i)}", setting.label)
         if i == 0:
             rows.append([label, mean, *(() if alone else ("baseline", "", "")), deviation, seeds])
             continue
         difference, interval = difference_cells(one)
         how = f"{one.how}, {plural(one.pairs, 'pair')}" if one.how == "paired" else one.how or "–"
-        bold = partial(add_child, tag="b", text=interval)
-        rows.append([label, mean, difference, bold if one.is_significant else interval, how, deviation, seeds])
+        shown = ("b", interval) if one.is_significant else interval
+        rows.append([label, mean, difference, shown, how, deviation, seeds])
     return rows
 
 
@@ -150,23 +147,20 @@ def time_section(section: Element, report: ReportModel) -> None:
     kinds = [kind for kind in SPAN_KINDS if any(time.seconds_of(kind) for time in times)]
     keys = add_child(section, "ul")
     for kind in kinds:
-        add_child(keys, "li", f"{kind}: {SPAN_KINDS[kind]}", class_=kind_colour(kind))
+        add_child(keys, "li", f"{kind}: {SPAN_KINDS[kind]}")
     columns = [f"#{kind}" for kind in kinds]
-    head = ["setting", "#seed", "timeline", *columns, "#attempts", "#goodput", "#pod hours", "#USD"]
-    longest = max((time.seconds for time in times), default=0.0)
+    head = ["setting", "#seed", *columns, "#attempts", "#goodput", "#pod hours", "#USD"]
     rows: list[Row] = []
     for run, time in zip(report.runs, times, strict=True):
         spent = [format_duration(time.seconds_of(kind)) if time.seconds_of(kind) else "–" for kind in kinds]
-        label = ", ".join(f"{kind} {text}" for kind, text in zip(kinds, spent, strict=True) if text != "–")
-        bar = partial(timeline_bar, time=time, longest=longest, label=label or "no record")
         cost = _cost_cells(time.attempts, time.goodput, time.pod_hours, time.usd)
-        rows.append([report.setting_of(run).label, "–" if run.seed is None else run.seed, bar, *spent, *cost])
+        rows.append([report.setting_of(run).label, "–" if run.seed is None else run.seed, *spent, *cost])
     add_table(section, "Time and cost of each run", head, rows, [_totals(times, kinds)])
     add_text(
         section,
-        "goodput: the time of updates and evaluations that count, divided by the time that the run had its pods. A "
-        "stroke in a timeline marks an interruption. Pod hours and USD are as recorded at the end of each run, at list "
-        "prices; a dash means that nothing is billed or the price is unknown.",
+        "goodput: the time of updates and evaluations that count, divided by the time that the run had its pods. Pod "
+        "hours and USD are as recorded at the end of each run, at list prices; a dash means that nothing is billed or "
+        "the price is unknown.",
         class_="soft",
     )
     marks = [(run, mark) for run, time in zip(report.runs, times, strict=True) for mark in time.interruptions]
@@ -195,7 +189,7 @@ def _totals(times: Sequence[Timeline], kinds: Sequence[str]) -> Row:
     goodput = sum(time.seconds_of("training") for time in useful) / paid if paid else None
     spent = [format_duration(sum(time.seconds_of(kind) for time in times)) for kind in kinds]
     attempts = sum(time.attempts for time in times)
-    return ["all", "", "", *spent, *_cost_cells(attempts, goodput, sum(hours) or None, sum(costs) if costs else None)]
+    return ["all", "", *spent, *_cost_cells(attempts, goodput, sum(hours) or None, sum(costs) if costs else None)]
 
 
 def _cost_cells(attempts: int, goodput: float | None, hours: float | None, usd: float | None) -> list[object]:
@@ -231,7 +225,7 @@ def _transcript_row(document: dict[str, Any]) -> Row:
     texts = [text if len(text) <= MAX_TEXT_LENGTH else f"{text[:MAX_TEXT_LENGTH]} …" for text in texts]
     reward = document.get("reward")
     is_number = isinstance(reward, int | float) and abs(reward) < 1e9
-    cells = [partial(add_child, tag="span", text=text, class_="text transcript") for text in texts]
+    cells = [("span.text transcript", text) for text in texts]
     return [when, *cells, format_number(reward if is_number else None)]
 
 
@@ -273,11 +267,8 @@ def _run_row(run: RecordedRun, report: ReportModel) -> Row:
     created, seconds = run.row.get("created"), run.row.get("seconds")
     began = _format_time(created) if isinstance(created, int | float) else "–"
     took = format_number(seconds if isinstance(seconds, int | float) else None)
-    run_id, *origin = (
-        partial(add_child, tag="code", text=text)
-        for text in (run.id, *(str(run.row.get(key) or "–")[:12] for key in ("commit", "code")))
-    )
-    return [run_id, label, "–" if run.seed is None else run.seed, run.state, began, took, *origin]
+    origin = [("code", str(run.row.get(key) or "–")[:12]) for key in ("commit", "code")]
+    return [("code", run.id), label, "–" if run.seed is None else run.seed, run.state, began, took, *origin]
 
 
 def _format_time(time: float) -> str:

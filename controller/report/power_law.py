@@ -33,9 +33,6 @@ class PowerLaw:
     curve: tuple[tuple[float, float, float, float], ...]
     """x, y, low, high."""
 
-    def at(self, x: float) -> float:
-        return self.a - self.b * x**-self.c
-
     @property
     def is_open(self) -> bool:
         """Whether the interval of the exponent reaches the end of the search: the values do not determine it."""
