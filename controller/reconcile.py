@@ -91,6 +91,8 @@ class Resource(ABC):
 
     name: str
     depends_on: tuple[str, ...] = field(default=(), compare=False)
+    marked: bool = field(default=True, compare=False)
+    """When observed: whether a mark, a label or a record says that Slipway created it."""
 
     @property
     def id(self) -> str:
@@ -127,7 +129,7 @@ class Resource(ABC):
     @property
     def is_managed(self) -> bool:
         """Return whether Slipway created this observed resource; no other is ever deleted."""
-        return True
+        return self.marked
 
     def findings(self, current: Any) -> Iterable[Finding]:
         """Yield findings about the observed resource that need no action. Pure."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -47,10 +48,6 @@ class Bucket(Resource):
     kept_days: float = field(default=0.0, compare=False)
     """When observed: how many days it keeps deleted objects."""
 
-    @property
-    def is_managed(self) -> bool:
-        return self.marked
-
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
             answer = context.google.call("storage", "buckets.get", bucket=self.name, projection="noAcl")
@@ -89,8 +86,8 @@ class Bucket(Resource):
 
     def body(self) -> dict[str, Any]:
         rules = [
-            _rule("AbortIncompleteMultipartUpload", age=self.unfinished_upload_days),
-            _rule("Delete", daysSinceNoncurrentTime=self.noncurrent_days),
+            {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": self.unfinished_upload_days}},
+            {"action": {"type": "Delete"}, "condition": {"daysSinceNoncurrentTime": self.noncurrent_days}},
         ]
         return {
             "name": self.name,
@@ -116,10 +113,8 @@ class Bucket(Resource):
 
     def _delete(self, context: Context, item: dict[str, Any]) -> None:
         where = {"bucket": self.name, "object": item["name"], "generation": item["generation"]}
-        try:
+        with suppress(NotFoundError):
             context.google.call("storage", "objects.delete", **where)
-        except NotFoundError:
-            return  # already deleted
 
     def _read(self, answer: dict[str, Any]) -> Self:
         location = answer["location"].lower()
@@ -144,21 +139,12 @@ class Bucket(Resource):
 
     def _observe_without_read_access(self, context: Context, error: GoogleError) -> Self:
         """Handle a bucket that we may not read: it is someone else's, or we may only use its objects."""
-        permitted: list[str] = []
-        try:
-            answer = context.google.call(
-                "storage", "buckets.testIamPermissions", bucket=self.name, permissions=list(REQUIRED_PERMISSIONS)
-            )
-            permitted = answer.get("permissions", [])
-        except (ForbiddenError, NotFoundError):
-            pass
-        if set(REQUIRED_PERMISSIONS) <= set(permitted):
-            return self
+        with suppress(ForbiddenError, NotFoundError):
+            needed = list(REQUIRED_PERMISSIONS)
+            answer = context.google.call("storage", "buckets.testIamPermissions", bucket=self.name, permissions=needed)
+            if set(needed) <= set(answer.get("permissions", [])):
+                return self
         raise CloudError(
             f"you cannot use bucket {self.name} ({error.message}); all of Google Cloud shares bucket names: set "
             "cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin"
         ) from None
-
-
-def _rule(action: str, **condition: int) -> dict[str, Any]:
-    return {"action": {"type": action}, "condition": condition}

@@ -31,7 +31,6 @@ class Firewall(ComputeResource):
 
     kind: ClassVar[str] = "firewall"
     collection: ClassVar[str] = "firewalls"
-    argument: ClassVar[str] = "firewall"
     immutable: ClassVar[frozenset[str]] = frozenset({"network"})
     network: str
     allowed: tuple[str, ...]
@@ -141,21 +140,16 @@ class LaptopRule(Firewall):
     def source_ranges_for(self, context: Context) -> tuple[str, ...]:
         current = super().observe(context, {})
         before = () if isinstance(current, Absent) else current.source_ranges or ()
-        return tuple(sorted({*before, _own_range(context)}))
+        if (address := context.find_public_ip()) is None:
+            message = "cannot determine the address of this machine; set it, or set null to use IAP only"
+            raise ConfigError(f"network.laptop: {message}")
+        return tuple(sorted({*before, f"{address}/32"}))
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         current = super().observe(context, observed)
         if isinstance(current, Absent):
             return current
         return replace(current, covers_laptop=f"{context.find_public_ip()}/32" in (current.source_ranges or ()))
-
-
-def _own_range(context: Context) -> str:
-    address = context.find_public_ip()
-    if address is None:
-        message = "cannot determine the address of this machine; set it, or set null to use IAP only"
-        raise ConfigError(f"network.laptop: {message}")
-    return f"{address}/32"
 
 
 def _entry(rule: str) -> dict[str, Any]:

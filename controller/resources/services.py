@@ -3,6 +3,7 @@
 The budget sends e-mail at its thresholds. It stops nothing: `budget.max_usd` does.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -22,15 +23,12 @@ class Services(Resource):
 
     kind: ClassVar[str] = "services"
     scope: ClassVar[Scope] = "external"
+    marked: bool = field(default=False, compare=False)
     apis: tuple[str, ...]
 
     @property
     def title(self) -> str:
         return f"{len(self.apis)} Google APIs enabled"
-
-    @property
-    def is_managed(self) -> bool:
-        return False
 
     def observe(self, context: Context, observed: ObservedResources) -> Self:
         parent = f"projects/{context.project}"
@@ -78,6 +76,7 @@ def _batches(apis: tuple[str, ...] | list[str]) -> list[tuple[str, ...]]:
     return [tuple(apis[i : i + MAX_BATCH]) for i in range(0, len(apis), MAX_BATCH)]
 
 
+BUDGETS = "billingAccounts.budgets"
 BUDGET_APIS = ("billingbudgets.googleapis.com", "cloudbilling.googleapis.com")
 
 
@@ -102,9 +101,7 @@ class BillingBudget(Resource):
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         parent = f"billingAccounts/{self.account}"
         try:
-            listed = list(
-                context.google.list_all("billingbudgets", "billingAccounts.budgets.list", "budgets", parent=parent)
-            )
+            listed = list(context.google.list_all("billingbudgets", f"{BUDGETS}.list", "budgets", parent=parent))
         except ForbiddenError as error:
             raise CloudError(
                 f"{self.title}: you may not view its budgets ({error.message}); ask an admin of the account for "
@@ -118,29 +115,18 @@ class BillingBudget(Resource):
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action == "create":
             parent = f"billingAccounts/{self.account}"
-            context.google.call(
-                "billingbudgets", "billingAccounts.budgets.create", parent=parent, body=self.body(context)
-            )
+            context.google.call("billingbudgets", f"{BUDGETS}.create", parent=parent, body=self.body(context))
             return
         current = self.observe(context, observed)
         if not isinstance(current, Absent):
-            mask = "amount,thresholdRules"
-            context.google.call(
-                "billingbudgets",
-                "billingAccounts.budgets.patch",
-                name=current.path,
-                updateMask=mask,
-                body=self.body(context),
-            )
+            changed = {"updateMask": "amount,thresholdRules", "body": self.body(context)}
+            context.google.call("billingbudgets", f"{BUDGETS}.patch", name=current.path, **changed)
 
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
-        if isinstance(current, Absent):
-            return
-        try:
-            context.google.call("billingbudgets", "billingAccounts.budgets.delete", name=current.path)
-        except NotFoundError:
-            return
+        if not isinstance(current, Absent):
+            with suppress(NotFoundError):
+                context.google.call("billingbudgets", f"{BUDGETS}.delete", name=current.path)
 
     def display_name(self, context: Context) -> str:
         return f"slipway {context.project}"

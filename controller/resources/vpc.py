@@ -22,14 +22,14 @@ IN_USE = re.compile("resource_?in_?use|is already being used by", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeResource(Resource):
-    """A global or regional Compute Engine resource (https://cloud.google.com/compute/docs/reference/rest/v1)."""
+class ComputePart(Resource):
+    """A global or regional resource of Compute Engine, or a part of one, reached by the name of that resource.
+
+    https://cloud.google.com/compute/docs/reference/rest/v1
+    """
 
     scope: ClassVar[Scope] = "shared"
     collection: ClassVar[str]
-    argument: ClassVar[str]
-    key: ClassVar[str] = "network.name"
-    """Config key to change when an existing resource of that name conflicts."""
     region: str | None = field(default=None, compare=False)
     marked: bool = field(default=False, compare=False)
 
@@ -41,9 +41,20 @@ class ComputeResource(Resource):
     def title(self) -> str:
         return f"{super().title} in {self.region}" if self.region else super().title
 
-    @property
-    def is_managed(self) -> bool:
-        return self.marked
+    def request(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
+        """Send a request about the resource; the body of `insert` has its name."""
+        where = {"project": context.project} | ({"region": self.region} if self.region else {})
+        if verb != "insert":
+            where[self.collection.removesuffix("s")] = self.name
+        return context.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeResource(ComputePart):
+    """A resource of its own, which is created, patched if it is ours, and deleted."""
+
+    key: ClassVar[str] = "network.name"
+    """Config key to change when an existing resource of that name conflicts."""
 
     @abstractmethod
     def body(self, context: Context) -> dict[str, Any]:
@@ -59,7 +70,7 @@ class ComputeResource(Resource):
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            answer = self.request(context, "get", **{self.argument: self.name})
+            answer = self.request(context, "get")
         except NotFoundError:
             return Absent()
         return self.read(answer)
@@ -87,7 +98,7 @@ class ComputeResource(Resource):
             )
         if diff.action == "replace":
             raise CloudError(f"{self.title} exists with other settings ({diff}); change them, or change {self.key}")
-        self.update(context, diff)
+        wait_compute(context, self.request(context, "patch", body=self.body(context)))
 
     def raise_not_permitted(self, context: Context, error: GoogleError) -> None:
         """Raise an error that says who may create the resource, and how."""
@@ -96,10 +107,6 @@ class ComputeResource(Resource):
             f"`{self.command(context)}`, or set {self.key} to an existing one"
         ) from None
 
-    def update(self, context: Context, diff: Diff) -> None:
-        wanted = self.body(context)
-        wait_compute(context, self.request(context, "patch", body=wanted, **{self.argument: self.name}))
-
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
         if isinstance(current, Absent) or not current.is_managed:
@@ -107,7 +114,7 @@ class ComputeResource(Resource):
         late = context.clock.deadline(IN_USE_SECONDS)
         while True:
             try:
-                wait_compute(context, self.request(context, "delete", **{self.argument: self.name}))
+                wait_compute(context, self.request(context, "delete"))
                 return
             except NotFoundError:
                 return  # already deleted
@@ -115,10 +122,6 @@ class ComputeResource(Resource):
                 if late() or not IN_USE.search(str(error)):
                     raise
             context.clock.sleep(context.poll_seconds)
-
-    def request(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
-        where = {"project": context.project} | ({"region": self.region} if self.region else {})
-        return context.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
 
 
 SWITCH_RECORD = "switched on private Google access of subnet"
@@ -130,7 +133,6 @@ class Network(ComputeResource):
 
     kind: ClassVar[str] = "network"
     collection: ClassVar[str] = "networks"
-    argument: ClassVar[str] = "network"
     auto: bool = field(default=False, compare=False)
     mtu: int | None = None
 
@@ -155,7 +157,6 @@ class Subnet(ComputeResource):
 
     kind: ClassVar[str] = "subnet"
     collection: ClassVar[str] = "subnetworks"
-    argument: ClassVar[str] = "subnetwork"
     key: ClassVar[str] = "network.subnet"
     immutable: ClassVar[frozenset[str]] = frozenset({"cidr", "network"})
     network: str
@@ -180,7 +181,7 @@ class Subnet(ComputeResource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateAccess(Resource):
+class PrivateAccess(ComputePart):
     """Private Google Access of a subnet, which lets workers without an external address reach Google's APIs.
 
     https://cloud.google.com/vpc/docs/private-google-access. It is also switched on in a subnet that is not ours, and
@@ -189,58 +190,45 @@ class PrivateAccess(Resource):
     """
 
     kind: ClassVar[str] = "private Google access"
-    scope: ClassVar[Scope] = "shared"
-    region: str
+    collection: ClassVar[str] = "subnetworks"
     rule: str = field(compare=False)
     on: bool = True
-    recorded: bool = field(default=False, compare=False)
-
-    @property
-    def id(self) -> str:
-        return f"{self.kind}/{self.region}/{self.name}"
 
     @property
     def title(self) -> str:
         return f"{self.kind} in subnet {self.name} in {self.region}"
 
-    @property
-    def is_managed(self) -> bool:
-        return self.recorded
-
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            answer = self._subnet(context, "get")
+            answer = self.request(context, "get")
         except NotFoundError:
             return Absent()
         on = answer.get("privateIpGoogleAccess", False) or self.id in context.permission_denied
-        return replace(self, on=on, recorded=self._record_text() in self._rule(context).get("description", ""))
+        return replace(self, on=on, marked=self._record_text() in self._rule(context).get("description", ""))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Switch it on. If this cannot be recorded or is not permitted, emit a note, since a NAT works too."""
         try:
-            if is_marked(self._subnet(context, "get")) or self._record_switch(context):
+            if is_marked(self.request(context, "get")) or self._record_switch(context):
                 self._switch(context, on=True)
                 return
         except ForbiddenError:
             pass
         context.permission_denied.add(self.id)
-        message = f"private Google access is off in subnet {self.name}, which Slipway did not create; to turn it on"
-        context.events.note(self.id, f"{message}: {self.command(context)}")
-
-    def command(self, context: Context) -> str:
-        return (
-            f"gcloud compute networks subnets update {self.name} --region={self.region} "
-            f"--enable-private-ip-google-access --project={context.project}"
+        message = (
+            f"private Google access is off in subnet {self.name}, which Slipway did not create; to turn it on: gcloud "
+            f"compute networks subnets update {self.name} --region={self.region} --enable-private-ip-google-access "
+            f"--project={context.project}"
         )
+        context.events.note(self.id, message)
 
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
-        if not isinstance(current, Absent) and current.recorded:
+        if not isinstance(current, Absent) and current.is_managed:
             self._switch(context, on=False)
 
     def _switch(self, context: Context, *, on: bool) -> None:
-        body = {"privateIpGoogleAccess": on}
-        wait_compute(context, self._subnet(context, "setPrivateIpGoogleAccess", body=body))
+        wait_compute(context, self.request(context, "setPrivateIpGoogleAccess", body={"privateIpGoogleAccess": on}))
 
     def _record_switch(self, context: Context) -> bool:
         """Record that we switched it on; False if we have no firewall rule to record it in."""
@@ -264,37 +252,16 @@ class PrivateAccess(Resource):
         except NotFoundError:
             return {}
 
-    def _subnet(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
-        where = {"project": context.project, "region": self.region, "subnetwork": self.name}
-        return context.google.call("compute", f"subnetworks.{verb}", **where, **parameters)
-
-
-ALL_SUBNETS = frozenset({"ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"})
-
 
 @dataclass(frozen=True, kw_only=True)
-class _RouterResource(ComputeResource):
-    collection: ClassVar[str] = "routers"
-    argument: ClassVar[str] = "router"
-    network: str
-    subnet: str
-
-    def find_equivalent(self, context: Context) -> dict[str, Any] | None:
-        """Return another router of the network in the region whose NAT already serves our subnet."""
-        where = {"project": context.project, "region": self.region}
-        for router in context.google.list_all("compute", "routers.list", "items", **where):
-            here = router["name"] != self.name and leaf(router.get("network", "")) == self.network
-            if here and any(nat_serves(nat, self.subnet) for nat in router.get("nats", [])):
-                return router
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Router(_RouterResource):
+class Router(ComputeResource):
     """Cloud Router (https://cloud.google.com/compute/docs/reference/rest/v1/routers)."""
 
     kind: ClassVar[str] = "router"
+    collection: ClassVar[str] = "routers"
     immutable: ClassVar[frozenset[str]] = frozenset({"network"})
+    network: str
+    subnet: str
 
     def body(self, context: Context) -> dict[str, Any]:
         return {"network": f"projects/{context.project}/global/networks/{self.network}"}
@@ -310,68 +277,72 @@ class Router(_RouterResource):
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         current = super().observe(context, observed)
-        if isinstance(current, Absent) and self.find_equivalent(context):
+        if isinstance(current, Absent) and _another_router_serves(context, self):
             return replace(self, marked=False)
         return current
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nat(_RouterResource):
+class Nat(ComputePart):
     """NAT gateway on our router of the same name: automatic addresses, all ranges of all subnets of the region.
 
     A NAT is not a resource of its own but an entry in the router, which is read and patched as a whole. It carries no
-    mark, so it is ours if its router is.
+    mark, so it is ours if its router is. `Router.command` creates both.
     """
 
     kind: ClassVar[str] = "nat"
-
-    def body(self, context: Context) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "natIpAllocateOption": "AUTO_ONLY",
-            "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
-        }
-
-    def command(self, context: Context) -> str:
-        flags = f"--router={self.name} --region={self.region} --project={context.project}"
-        ranges = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
-        return f"gcloud compute routers nats create {self.name} {flags} {ranges}"
-
-    def read(self, answer: dict[str, Any]) -> Self:
-        return replace(self, marked=is_marked(answer))
+    collection: ClassVar[str] = "routers"
+    network: str
+    subnet: str
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            answer = self.request(context, "get", router=self.name)
+            answer = self.request(context, "get")
         except NotFoundError:
             answer = {}
-        if any(nat_serves(nat, self.subnet) for nat in answer.get("nats", [])):
-            return self.read(answer)
-        other = self.find_equivalent(context)
-        return Absent() if other is None else replace(self, marked=False)
+        if any(_serves(nat, self.subnet) for nat in answer.get("nats", [])):
+            return replace(self, marked=is_marked(answer))
+        return replace(self, marked=False) if _another_router_serves(context, self) else Absent()
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        answer = self.request(context, "get", router=self.name)
+        answer = self.request(context, "get")
         if not is_marked(answer):
             raise CloudError(
                 f"router {self.name} was not created by Slipway and has no NAT for subnet {self.subnet}; add a NAT to "
                 "it, or set network.nat=false"
             )
-        others = [nat for nat in answer.get("nats", []) if nat.get("name") != self.name]
-        self._patch(context, [*others, self.body(context)])
+        ours = {
+            "name": self.name,
+            "natIpAllocateOption": "AUTO_ONLY",
+            "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+        }
+        self._replace_ours(context, answer, [ours])
 
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
-        if isinstance(current, Absent) or not current.is_managed:
-            return
-        answer = self.request(context, "get", router=self.name)
-        self._patch(context, [nat for nat in answer.get("nats", []) if nat.get("name") != self.name])
+        if not isinstance(current, Absent) and current.is_managed:
+            self._replace_ours(context, self.request(context, "get"), [])
 
-    def _patch(self, context: Context, nats: list[dict[str, Any]]) -> None:
-        wait_compute(context, self.request(context, "patch", router=self.name, body={"nats": nats}))
+    def _replace_ours(self, context: Context, router: dict[str, Any], ours: list[dict[str, Any]]) -> None:
+        others = [nat for nat in router.get("nats", []) if nat.get("name") != self.name]
+        wait_compute(context, self.request(context, "patch", body={"nats": [*others, *ours]}))
 
 
-def nat_serves(nat: dict[str, Any], subnet: str) -> bool:
+ALL_SUBNETS = frozenset({"ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"})
+
+
+def _another_router_serves(context: Context, mine: Router | Nat) -> bool:
+    """Return whether the NAT of another router of the network in the region already serves our subnet."""
+    listed = context.google.list_all("compute", "routers.list", "items", project=context.project, region=mine.region)
+    return any(
+        router["name"] != mine.name
+        and leaf(router.get("network", "")) == mine.network
+        and any(_serves(nat, mine.subnet) for nat in router.get("nats", []))
+        for router in listed
+    )
+
+
+def _serves(nat: dict[str, Any], subnet: str) -> bool:
     """Return whether a NAT translates the primary range of the subnet."""
     if nat.get("sourceSubnetworkIpRangesToNat") in ALL_SUBNETS:
         return True

@@ -144,7 +144,7 @@ def test_the_commands_that_an_admin_is_told_make_what_is_wanted(shell: GcloudShe
     context = make_context(cloud, shell.home)
     try:
         for resource in desired_resources(*names):
-            if isinstance(resource, ComputeResource) and resource.kind != "nat":  # told with its router
+            if isinstance(resource, ComputeResource):
                 done = shell.run(resource.command(context))
                 assert done.returncode == 0, done.stdout
         found = planned_actions(context, *names)
