@@ -19,8 +19,9 @@ from controller.gcp.credentials import SCOPES
 from controller.gcp.google_errors import ForbiddenError, GoogleError
 from controller.plan.build import Plan
 from controller.records.restore import plan_from_record
+from controller.resources.accounts import BastionRoles
 from controller.resources.bastion_boot import TRY_AGAIN
-from controller.resources.bastion_vm import Bastion, BastionRoles, SlipwayPackage
+from controller.resources.bastion_vm import Bastion, SlipwayPackage
 from controller.resources.services import Services
 from controller.run.drive import drive as drive_run
 from controller.run.options import RunOptions

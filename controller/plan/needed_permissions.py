@@ -8,6 +8,7 @@ from conf.schema.config import Config
 from controller.config.run_yaml import bucket_name
 from controller.inputs.env_inputs import Vault
 from controller.plan.samplers import sampler_config
+from controller.resources.accounts import AccountRoles, BucketRoles, ProjectRoles, Roles
 from controller.resources.pod.planes import planes_for
 
 ROLES = (
@@ -90,44 +91,32 @@ ACCOUNT = Use(
     ("iam projects.serviceAccounts.create",),
     ("iam projects.serviceAccounts.delete",),
 )
-PROJECT_ROLES = Use(
-    "roles in the project",
-    ("cloudresourcemanager projects.getIamPolicy",),
-    ("cloudresourcemanager projects.setIamPolicy",),
-    ("cloudresourcemanager projects.setIamPolicy",),
-)
-BUCKET_ROLES = Use(
-    "roles on the bucket",
-    ("storage buckets.getIamPolicy",),
-    ("storage buckets.setIamPolicy",),
-    ("storage buckets.setIamPolicy",),
-)
+
+
+def _use_of_policy(part: str, kind: type[Roles]) -> Use:
+    written = (f"{kind.methods}.setIamPolicy",)
+    return Use(part, (f"{kind.methods}.getIamPolicy",), written, written)
+
+
+PROJECT_ROLES = _use_of_policy("roles in the project", ProjectRoles)
+BUCKET_ROLES = _use_of_policy("roles on the bucket", BucketRoles)
+ACCOUNT_ROLES = _use_of_policy("the bastion's roles on the workers' account", AccountRoles)
 DATA_DISK = Use(
     "data disk",
     always=(
         "compute disks.insert", "compute disks.get", "compute disks.delete", "compute zoneOperations.wait",
         "compute.disks.setLabels"),
 )  # fmt: skip
+SMALL_VM = (
+    "compute instances.get", "compute instances.insert", "compute instances.delete",
+    "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute.instances.setMetadata",
+    "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS,
+)  # fmt: skip
 BASTION = (
-    Use("bastion", always=(
-        "compute machineTypes.get", "compute instances.get", "compute instances.insert", "compute instances.delete",
-        "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute.instances.setMetadata",
-        "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS), account="driver"),
+    Use("bastion", always=("compute machineTypes.get", *SMALL_VM), account="driver"),
     Use("roles on the bastion", always=("compute instances.getIamPolicy", "compute instances.setIamPolicy")),
-)  # fmt: skip
-FETCH_VM = Use(
-    "VM that fetches assets",
-    make=(
-        "compute instances.get", "compute instances.insert", "compute instances.delete",
-        "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute.instances.setMetadata",
-        "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS),
-)  # fmt: skip
-ACCOUNT_ROLES = Use(
-    "the bastion's roles on the workers' account",
-    ("iam projects.serviceAccounts.getIamPolicy",),
-    ("iam projects.serviceAccounts.setIamPolicy",),
-    ("iam projects.serviceAccounts.setIamPolicy",),
 )
+FETCH_VM = Use("VM that fetches assets", make=SMALL_VM)
 BILLING_BUDGET = Use(
     "billing budget",
     ("billingbudgets billingAccounts.budgets.list",),

@@ -21,8 +21,8 @@ from controller.inputs.code import CodeSnapshot
 from controller.inputs.env_inputs import Vault
 from controller.inputs.modules import on_search_path
 from controller.reconcile import Absent, Change, Diff, ObservedResources, Resource, Scope, difference
-from controller.resources.accounts import BucketRoles, ProjectRoles, ServiceAccount
-from controller.resources.bastion_vm import AccountRoles, Bastion, BastionRoles, SlipwayPackage
+from controller.resources.accounts import AccountRoles, BastionRoles, BucketRoles, ProjectRoles, ServiceAccount
+from controller.resources.bastion_vm import Bastion, SlipwayPackage
 from controller.resources.bucket import Bucket
 from controller.resources.firewall import Firewall, InternalRule, LaptopRule
 from controller.resources.pod.planes import account_roles
@@ -68,7 +68,7 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
         yield BucketRoles(
             name=account.name,
             account=account,
-            bucket=bucket,
+            on=bucket,
             roles=cloud.bucket_roles,
             depends_on=(account.id, store.id),
         )
@@ -159,7 +159,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
     yield account
     yield ProjectRoles(name=account.name, account=account, roles=roles, depends_on=(account.id,))
     objects = BucketRoles(
-        name=account.name, account=account, bucket=bucket, roles=cloud.bucket_roles, depends_on=(account.id, after[1])
+        name=account.name, account=account, on=bucket, roles=cloud.bucket_roles, depends_on=(account.id, after[1])
     )
     yield objects
     works = [account.id, objects.id]
@@ -167,7 +167,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
         uses = AccountRoles(
             name=account.name,
             account=account,
-            on=workers,
+            on=workers.name,
             roles=SERVICE_ACCOUNT_ROLES,
             depends_on=(account.id, workers.id),
         )
@@ -192,7 +192,12 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
     )
     yield machine
     yield BastionRoles(
-        name=account.name, account=account, bastion=machine, roles=SELF_DELETE_ROLES, depends_on=(machine.id,)
+        name=account.name,
+        account=account,
+        on=machine.name,
+        zone=machine.zone,
+        roles=SELF_DELETE_ROLES,
+        depends_on=(machine.id,),
     )
 
 
@@ -206,16 +211,11 @@ class OwnResource(Resource):
     """`module:name` of the class, for messages."""
     step: OwnStep = field(compare=False)
     values: Mapping[str, Any] = field(default_factory=dict)
-    managed: bool = field(default=False, compare=False)
 
     @property
     def apis(self) -> tuple[str, ...]:
         """Return the Google APIs that it needs."""
         return tuple(getattr(self.step, "apis", ()))
-
-    @property
-    def is_managed(self) -> bool:
-        return self.managed
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
@@ -228,7 +228,7 @@ class OwnResource(Resource):
         if not isinstance(managed, bool) or missing:
             lacks = "managed (true or false)" if not isinstance(managed, bool) else ", ".join(missing)
             raise CloudError(f"code.resources: {self.reference}.read must return a mapping with {lacks}")
-        return replace(self, values=found, managed=managed)
+        return replace(self, values=found, marked=managed)
 
     def diff(self, current: Absent | Resource) -> Diff:
         if not isinstance(current, OwnResource):

@@ -1,10 +1,14 @@
-"""Service accounts, and their roles in the IAM policy of the project or bucket: read-modify-write, guarded by the etag.
+"""Service accounts, and their roles in the IAM policies of the project, the bucket, another account and the bastion.
+
+A policy is read, modified and written, guarded by its etag.
 
 https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's unconditional bindings are read or
 changed; all others are sent back unchanged.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -29,10 +33,6 @@ class ServiceAccount(Resource):
     marked: bool = field(default=False, compare=False)
     unreadable: bool = field(default=False, compare=False)
     """Whether the caller may not read it, so that it may not exist."""
-
-    @property
-    def is_managed(self) -> bool:
-        return self.marked
 
     def email(self, context: Context) -> str:
         return context.account_email(self.name)
@@ -87,7 +87,9 @@ class ServiceAccount(Resource):
             context.known_accounts[email] = False
         except ForbiddenError as error:
             remedy = f"ask an admin to run `{command} --project={context.project}`"
-            if not self._is_readable(context, email):
+            try:
+                self._find(context, email)
+            except ForbiddenError:
                 context.known_accounts[email] = False
                 context.events.note(self.id, f"{self.title}: you may not read it; if it does not exist, {remedy}")
                 return
@@ -96,22 +98,13 @@ class ServiceAccount(Resource):
                 "existing one (`default`: the Compute Engine account)"
             ) from None
 
-    def _is_readable(self, context: Context, email: str) -> bool:
-        try:
-            self._find(context, email)
-        except ForbiddenError:
-            return False
-        return True
-
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
         if not isinstance(current, ServiceAccount) or not current.is_managed:
             return
-        try:
+        with suppress(NotFoundError):
             context.google.call("iam", "projects.serviceAccounts.delete", name=self._path(context))
             context.known_accounts.pop(self.email(context), None)
-        except NotFoundError:
-            return
 
     @property
     def _named_by_id(self) -> bool:
@@ -120,7 +113,6 @@ class ServiceAccount(Resource):
 
 POLICY_VERSION = 3
 MAX_CONFLICTS = 8
-Policy = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,21 +124,22 @@ class Roles(Resource):
     """
 
     scope: ClassVar[Scope] = "shared"
+    methods: ClassVar[str]
+    """The API and its collection, with a space in between, whose methods read and replace the policy."""
+    version: ClassVar[Mapping[str, Any]] = {"optionsRequestedPolicyVersion": POLICY_VERSION}
+    """How `getIamPolicy` is asked for a policy with its conditions."""
     account: ServiceAccount = field(compare=False)
+    on: str = field(default="", compare=False)
+    """Name of the bucket, machine or account that has the policy; empty for the project."""
     roles: tuple[str, ...]
-    unmanaged_account: bool = field(default=False, compare=False)
 
     @property
-    def is_managed(self) -> bool:
-        return not self.unmanaged_account
+    def title(self) -> str:
+        return f"{super().title} on {self.on}" if self.on else super().title
 
     @abstractmethod
-    def read(self, context: Context) -> Policy:
-        """Return the current policy; NotFoundError if its resource does not exist."""
-
-    @abstractmethod
-    def write(self, context: Context, policy: Policy) -> None:
-        """Replace the policy; ConflictError if its etag is outdated."""
+    def where(self, context: Context) -> dict[str, str]:
+        """Return the parameters that name what has the policy."""
 
     @abstractmethod
     def gcloud_binding(self, context: Context) -> str:
@@ -157,9 +150,9 @@ class Roles(Resource):
         if isinstance(account, ServiceAccount) and not account.is_managed:
             if account.unreadable:
                 self._admin_hint(context, "check")
-            return replace(self, unmanaged_account=True)
+            return replace(self, marked=False)
         try:
-            policy = self.read(context)
+            policy = self._call(context, "getIamPolicy", **self.version)
         except NotFoundError:
             return Absent()
         except ForbiddenError:
@@ -189,12 +182,14 @@ class Roles(Resource):
         member, conflicts = self._member(context), 0
         late = context.clock.deadline(PROPAGATION_SECONDS)
         while True:
-            policy = self.read(context)
+            policy = self._call(context, "getIamPolicy", **self.version)
             bindings = rebind(policy.get("bindings", []), member, of=set(self.roles), to=add)
             if bindings == policy.get("bindings", []):
                 return
+            policy = {**policy, "bindings": bindings, "version": POLICY_VERSION}
+            bare = self.methods.startswith("storage")  # Cloud Storage alone takes the policy as the whole body
             try:
-                self.write(context, {**policy, "bindings": bindings, "version": POLICY_VERSION})
+                self._call(context, "setIamPolicy", body=policy if bare else {"policy": policy})
                 return
             except GoogleError as error:
                 # A new account is not visible everywhere at once.
@@ -204,6 +199,10 @@ class Roles(Resource):
                     raise
                 if unknown:
                     context.clock.sleep(context.poll_seconds)
+
+    def _call(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
+        api, collection = self.methods.split()
+        return context.google.call(api, f"{collection}.{verb}", **self.where(context), **parameters)
 
     def _admin_hint(self, context: Context, verb: str) -> None:
         command = f"  gcloud {self.gcloud_binding(context)} --member={self._member(context)} --role="
@@ -220,14 +219,11 @@ class ProjectRoles(Roles):
     """Roles on the project (https://cloud.google.com/resource-manager/reference/rest/v1/projects/setIamPolicy)."""
 
     kind: ClassVar[str] = "roles of"
+    methods: ClassVar[str] = "cloudresourcemanager projects"
+    version: ClassVar[Mapping[str, Any]] = {"body": {"options": {"requestedPolicyVersion": POLICY_VERSION}}}
 
-    def read(self, context: Context) -> Policy:
-        body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
-        return context.google.call("cloudresourcemanager", "projects.getIamPolicy", resource=context.project, body=body)
-
-    def write(self, context: Context, policy: Policy) -> None:
-        body = {"policy": policy}
-        context.google.call("cloudresourcemanager", "projects.setIamPolicy", resource=context.project, body=body)
+    def where(self, context: Context) -> dict[str, str]:
+        return {"resource": context.project}
 
     def gcloud_binding(self, context: Context) -> str:
         return f"projects add-iam-policy-binding {context.project} --condition=None"
@@ -238,22 +234,50 @@ class BucketRoles(Roles):
     """Roles on the bucket (https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy)."""
 
     kind: ClassVar[str] = "bucket roles of"
-    bucket: str = field(compare=False)
+    methods: ClassVar[str] = "storage buckets"
 
-    @property
-    def title(self) -> str:
-        return f"{self.kind} {self.name} on {self.bucket}"
-
-    def read(self, context: Context) -> Policy:
-        return context.google.call(
-            "storage", "buckets.getIamPolicy", bucket=self.bucket, optionsRequestedPolicyVersion=POLICY_VERSION
-        )
-
-    def write(self, context: Context, policy: Policy) -> None:
-        context.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
+    def where(self, context: Context) -> dict[str, str]:
+        return {"bucket": self.on}
 
     def gcloud_binding(self, context: Context) -> str:
-        return f"storage buckets add-iam-policy-binding gs://{self.bucket}"
+        return f"storage buckets add-iam-policy-binding gs://{self.on}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountRoles(Roles):
+    """Roles on another service account: whoever creates a pod must be allowed to run it as the workers' account.
+
+    https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts/setIamPolicy
+    """
+
+    kind: ClassVar[str] = "account roles of"
+    methods: ClassVar[str] = "iam projects.serviceAccounts"
+    version: ClassVar[Mapping[str, Any]] = {"options_requestedPolicyVersion": POLICY_VERSION}
+
+    def where(self, context: Context) -> dict[str, str]:
+        return {"resource": f"projects/{context.project}/serviceAccounts/{context.account_email(self.on)}"}
+
+    def gcloud_binding(self, context: Context) -> str:
+        return f"iam service-accounts add-iam-policy-binding {context.account_email(self.on)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BastionRoles(Roles):
+    """Roles on the bastion only, whose policy is deleted with it (https://cloud.google.com/compute/docs/access)."""
+
+    kind: ClassVar[str] = "bastion roles of"
+    scope: ClassVar[Scope] = "pod"
+    methods: ClassVar[str] = "compute instances"
+    zone: str = field(compare=False)
+
+    def where(self, context: Context) -> dict[str, str]:
+        return {"project": context.project, "zone": self.zone, "resource": self.on}
+
+    def gcloud_binding(self, context: Context) -> str:
+        return f"compute instances add-iam-policy-binding {self.on} --zone={self.zone}"
+
+    def destroy(self, context: Context) -> None:
+        """Do nothing: the policy is deleted with the bastion."""
 
 
 def rebind(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:

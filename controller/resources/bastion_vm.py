@@ -1,4 +1,4 @@
-"""The bastion, a small Compute Engine VM; the roles of its service account; the archive of Slipway that it installs.
+"""The bastion, a small Compute Engine VM, and the archive of Slipway that it installs.
 
 `SmallVm` is what the bastion and the VM that fetches an asset have in common: they run one startup script.
 """
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.answers import LABEL, MARK, wait_compute
+from controller.gcp.answers import LABEL, MARK, is_labelled, wait_compute
 from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope
-from controller.resources.accounts import POLICY_VERSION, Policy, Roles, ServiceAccount
+from controller.resources.accounts import ServiceAccount
 from controller.resources.uploads.archives import CodeArchive
 
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
@@ -33,15 +33,10 @@ class SmallVm(Resource):
     external_ip: bool = field(compare=False)
     account: ServiceAccount = field(compare=False)
     status: str = "RUNNING"
-    marked: bool = field(default=True, compare=False)
 
     @property
     def title(self) -> str:
         return f"{self.kind} {self.name} ({self.machine_type}) in {self.zone}"
-
-    @property
-    def is_managed(self) -> bool:
-        return self.marked
 
     @property
     def labels(self) -> dict[str, str]:
@@ -66,21 +61,18 @@ class SmallVm(Resource):
 
     def _get(self, context: Context) -> dict[str, Any] | None:
         try:
-            return context.google.call("compute", "instances.get", **self._instance_path(context), instance=self.name)
+            return self._call(context, "get")
         except NotFoundError:
             return None
 
     def read(self, answer: dict[str, Any]) -> Self:
-        marked = LABEL.items() <= answer.get("labels", {}).items()
-        return replace(self, status=answer["status"], marked=marked)
+        return replace(self, status=answer["status"], marked=is_labelled(answer))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action != "create":
             self.destroy(context)
         try:
-            body = self.body(context)
-            answer = context.google.call("compute", "instances.insert", **self._instance_path(context), body=body)
-            wait_compute(context, answer)
+            wait_compute(context, self._call(context, "insert", body=self.body(context)))
         except ConflictError:
             return  # created by someone else meanwhile; the next observation decides
 
@@ -92,10 +84,7 @@ class SmallVm(Resource):
                 context.clock.sleep(context.poll_seconds)
                 continue
             try:
-                answer = context.google.call(
-                    "compute", "instances.delete", **self._instance_path(context), instance=self.name
-                )
-                wait_compute(context, answer)
+                wait_compute(context, self._call(context, "delete"))
             except NotFoundError:
                 return
             except GoogleError as error:
@@ -111,6 +100,10 @@ class SmallVm(Resource):
         }
         if self.external_ip:
             card["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
+        scheduling: dict[str, Any] = {"automaticRestart": True}
+        if self.max_seconds is not None:  # https://cloud.google.com/compute/docs/instances/limit-vm-runtime
+            seconds = max(MIN_RUN_SECONDS, round(self.max_seconds))
+            scheduling |= {"maxRunDuration": {"seconds": str(seconds)}, "instanceTerminationAction": "DELETE"}
         return {
             "name": self.name,
             "description": MARK,
@@ -129,7 +122,7 @@ class SmallVm(Resource):
             ],
             "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata().items()]},
             "networkInterfaces": [card],
-            "scheduling": self._scheduling(),
+            "scheduling": scheduling,
             "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
         }
 
@@ -141,26 +134,16 @@ class SmallVm(Resource):
         """Return what its boot disk has besides the image; by default Compute Engine chooses 10 GB of a slow disk."""
         return {}
 
-    def _scheduling(self) -> dict[str, Any]:
-        """Return the options for restarts and the end: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
-        if self.max_seconds is None:
-            return {"automaticRestart": True}
-        seconds = max(MIN_RUN_SECONDS, round(self.max_seconds))
-        limit = {"maxRunDuration": {"seconds": str(seconds)}, "instanceTerminationAction": "DELETE"}
-        return {"automaticRestart": True, **limit}
-
     def serial_output(self, context: Context) -> str:
         """Return the output on its serial port; empty if unavailable."""
         try:
-            answer = context.google.call(
-                "compute", "instances.getSerialPortOutput", **self._instance_path(context), instance=self.name, port=1
-            )  # fmt: skip
+            return self._call(context, "getSerialPortOutput", port=1).get("contents", "")
         except NotFoundError:
             return ""
-        return answer.get("contents", "")
 
-    def _instance_path(self, context: Context) -> dict[str, str]:
-        return {"project": context.project, "zone": self.zone}
+    def _call(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
+        where = {"project": context.project, "zone": self.zone} | ({} if verb == "insert" else {"instance": self.name})
+        return context.google.call("compute", f"instances.{verb}", **where, **parameters)
 
 
 RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
@@ -195,64 +178,6 @@ class Bastion(SmallVm):
 
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(super().read(answer), run_id=answer.get("labels", {}).get(RUN_LABEL, ""))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BastionRoles(Roles):
-    """Roles on the bastion only, whose policy is deleted with it (https://cloud.google.com/compute/docs/access)."""
-
-    kind: ClassVar[str] = "bastion roles of"
-    scope: ClassVar[Scope] = "pod"
-    bastion: Bastion = field(compare=False)
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind} {self.name} on {self.bastion.name}"
-
-    def read(self, context: Context) -> Policy:
-        return self._call_policy(context, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
-
-    def write(self, context: Context, policy: Policy) -> None:
-        self._call_policy(context, "setIamPolicy", body={"policy": policy})
-
-    def _call_policy(self, context: Context, verb: str, **more: Any) -> Any:
-        where = {"project": context.project, "zone": self.bastion.zone, "resource": self.bastion.name}
-        return context.google.call("compute", f"instances.{verb}", **where, **more)
-
-    def gcloud_binding(self, context: Context) -> str:
-        return f"compute instances add-iam-policy-binding {self.bastion.name} --zone={self.bastion.zone}"
-
-    def destroy(self, context: Context) -> None:
-        """Do nothing: the policy is deleted with the bastion."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccountRoles(Roles):
-    """Roles on another service account: whoever creates a pod must be allowed to run it as the workers' account.
-
-    https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts/setIamPolicy
-    """
-
-    kind: ClassVar[str] = "account roles of"
-    on: ServiceAccount = field(compare=False)
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind} {self.name} on {self.on.name}"
-
-    def read(self, context: Context) -> Policy:
-        wanted = {"resource": self._resource(context), "options_requestedPolicyVersion": POLICY_VERSION}
-        return context.google.call("iam", "projects.serviceAccounts.getIamPolicy", **wanted)
-
-    def write(self, context: Context, policy: Policy) -> None:
-        body = {"policy": policy}
-        context.google.call("iam", "projects.serviceAccounts.setIamPolicy", resource=self._resource(context), body=body)
-
-    def gcloud_binding(self, context: Context) -> str:
-        return f"iam service-accounts add-iam-policy-binding {self.on.email(context)}"
-
-    def _resource(self, context: Context) -> str:
-        return f"projects/{context.project}/serviceAccounts/{self.on.email(context)}"
 
 
 @dataclass(frozen=True, kw_only=True)

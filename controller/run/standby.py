@@ -22,7 +22,8 @@ from controller.plan.build import Plan
 from controller.reconcile import Absent, Resource, reconcile
 from controller.records.ledger import Ledger, Result
 from controller.recovery.diagnosis import exit_codes
-from controller.resources.bastion_vm import Bastion, BastionRoles, SlipwayPackage
+from controller.resources.accounts import BastionRoles
+from controller.resources.bastion_vm import Bastion, SlipwayPackage
 from controller.resources.machines import SshAccess, WorkerResource
 from controller.resources.pod.node import Node, describe
 from controller.run.follow import Follower

@@ -15,8 +15,8 @@ from controller.core.errors import ConfigError, SlipwayError
 from controller.gcp.google_errors import ForbiddenError, GoogleError
 from controller.plan.project_steps import bastion_resources
 from controller.resources import bastion_boot
-from controller.resources.accounts import ProjectRoles
-from controller.resources.bastion_vm import Bastion, BastionRoles
+from controller.resources.accounts import BastionRoles, ProjectRoles
+from controller.resources.bastion_vm import Bastion
 from tests.composed import config_of
 from tests.fakes.clock import ManualClock
 from tests.hostile import INJECTIONS
@@ -78,7 +78,8 @@ def test_it_may_delete_itself_and_no_other_machine() -> None:
     found = resources()
     [own] = [one for one in found if isinstance(one, BastionRoles)]
     [project] = [one for one in found if isinstance(one, ProjectRoles)]
-    assert own.bastion in found
+    [machine] = [one for one in found if isinstance(one, Bastion)]
+    assert (own.on, own.zone) == (machine.name, machine.zone)
     assert project.roles
     broad = ("owner", "editor", "compute.admin", "compute.instanceAdmin", "iam.")
     assert [role for role in project.roles if role.removeprefix("roles/").startswith(broad)] == []
