@@ -21,7 +21,7 @@ from controller.context import Context
 from controller.core.errors import WrongDevicesError
 from controller.core.text import plural
 from controller.reconcile import Absent, Diff, ObservedResources, Pending
-from controller.resources.machines import WorkerResource, raise_failures
+from controller.resources.machines import WorkerResource, require_answers
 from controller.resources.pod.node import Node
 from controller.ssh.fleet import WorkersFailedError
 
@@ -55,9 +55,8 @@ class FreeChips(WorkerResource):
         for look in range(LOOKS):
             if look:
                 context.clock.sleep(PAUSE_SECONDS)
-            answers = self.fleet(context, observed).call_all(OBSERVE, {"chips": True})
-            raise_failures(answers, self.title)
-            found = [chips for a in answers if isinstance(a, dict) and (chips := a["chips"]) is not None]
+            answers = self.ask(context, observed, OBSERVE, {"chips": True})
+            found = [chips for answer in answers if (chips := answer["chips"]) is not None]
             require_count(found, self.expected)
             if not any(chips["holders"] for chips in found):
                 return
@@ -203,7 +202,6 @@ class DeviceProbe(WorkerResource):
         )
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        fleet = self.fleet(context, observed)
         rows = self._look(context, observed) if self.needs_libtpu or self.health_check else []
         if self.needs_libtpu and (without := [str(i) for i, row in enumerate(rows) if lacks_libtpu(_versions(row))]):
             raise WrongDevicesError(
@@ -211,9 +209,7 @@ class DeviceProbe(WorkerResource):
                 "CPU; install jax[tpu] (env.requirements or program.setup), set env.vars.TPU_LIBRARY_PATH to your own "
                 "libtpu.so, or set program.needs_chips=false"
             )
-        answers = fleet.call_all(PROBE_PEERS, peer_payloads(observed[self.node]))
-        raise_failures(answers, self.title)
-        peers = [a for a in answers if isinstance(a, dict)]
+        peers = self.ask(context, observed, PROBE_PEERS, peer_payloads(observed[self.node]))
         cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(peers) if not row["reachable"]]
         if cut_off:
             raise WorkersFailedError(
@@ -223,18 +219,12 @@ class DeviceProbe(WorkerResource):
         if self._is_examined(rows) and not any(row["active"] for row in rows):
             self._check_health(context, observed)
         elif self.probe_devices:
-            answers = fleet.call_all(PROBE_DEVICES, {"venv": self.venv})
-            raise_failures(answers, self.title)
-            self._require_devices([a for a in answers if isinstance(a, dict)])
+            self._require_devices(self.ask(context, observed, PROBE_DEVICES, {"venv": self.venv}))
         if self.health_check and not self._is_examined(rows):
             context.events.note(self.id, "the health check of the chips is skipped: the program's Python has no JAX")
 
     def _check_health(self, context: Context, observed: ObservedResources) -> None:
-        answers = self.fleet(context, observed).call_all(
-            CHECK_HEALTH, {"venv": self.venv, "processes": len(self.healthy)}
-        )
-        raise_failures(answers, self.title)
-        found = [a for a in answers if isinstance(a, dict)]
+        found = self.ask(context, observed, CHECK_HEALTH, {"venv": self.venv, "processes": len(self.healthy)})
         require_health(found, self.devices_per_chip)
         self._require_devices(found)
         context.events.note(self.id, summarize(found))
@@ -250,9 +240,7 @@ class DeviceProbe(WorkerResource):
 
     def _look(self, context: Context, observed: ObservedResources) -> list[Observation]:
         question: ObserveRequest = {"venv": self.venv} if self.needs_libtpu or self.health_check else {}
-        answers = self.fleet(context, observed).observe(self.id, question)
-        raise_failures(answers, self.title)
-        return [a for a in answers if isinstance(a, dict)]
+        return require_answers(self.fleet(context, observed).observe(self.id, question), self.title)
 
     def _is_examined(self, rows: Sequence[Observation]) -> bool:
         """Return whether the health check can run: every worker has JAX, and on a TPU also libtpu."""

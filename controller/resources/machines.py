@@ -52,24 +52,35 @@ class WorkerResource(Resource):
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
     def apply_to_workers(
-        self, context: Context, observed: ObservedResources, command: Command[Q, A], payload: Q, diff: Diff, name: str
+        self, context: Context, observed: ObservedResources, command: Command[Q, A], payload: Q, diff: Diff
     ) -> list[A]:
-        """Send `command` to the workers on which `name` differs; return their answers. Raises WorkersFailedError."""
-        change = next(c for c in diff.changes if c.field == name)
+        """Send `command` to the workers that differ; return their answers. Raises WorkersFailedError."""
+        [change] = diff.changes  # the only compared field has a value per worker
         old = change.old or (None,) * len(change.new)
         differing = [i for i, (was, wanted) in enumerate(zip(old, change.new, strict=True)) if was != wanted]
         answers = self.fleet(context, observed).call_all(command, payload, workers=differing)
-        raise_failures(answers, f"{self.title}: {command}")
-        return [a for a in answers if not isinstance(a, WorkerError)]
+        return require_answers(answers, f"{self.title}: {command}")
+
+    def ask(
+        self, context: Context, observed: ObservedResources, command: Command[Q, A], payload: Q | Sequence[Q]
+    ) -> list[A]:
+        """Send `command` to every worker, with one payload for all or one for each; return their answers.
+
+        Raises:
+            WorkersFailedError: a worker has none.
+        """
+        return require_answers(self.fleet(context, observed).call_all(command, payload), self.title)
 
 
-def raise_failures(answers: Sequence[object], what: str) -> None:
+def require_answers(answers: Sequence[A | WorkerError], what: str) -> list[A]:
+    """Return the answers. Raises WorkersFailedError, which says what failed on which workers, if one is an error."""
     if failed := failures(answers):
         said: dict[str, list[str]] = {}
         for error in failed:
             said.setdefault(error.message, []).append(str(error.worker))
         reasons = "; ".join(f"worker {', '.join(who)}: {message}" for message, who in said.items())
         raise WorkersFailedError(f"{what} failed: {reasons}", failed)
+    return [answer for answer in answers if not isinstance(answer, WorkerError)]
 
 
 def active_runs(answers: Iterable[Observation | WorkerError]) -> set[str]:
@@ -106,7 +117,7 @@ class SshAccess(WorkerResource):
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         self.authorize_key(context, observed[self.node])
-        raise_failures(
+        require_answers(
             self.fleet(context, observed).warm_up(partial(_pod_is_gone, context, observed[self.node], [])), self.title
         )
 
@@ -173,10 +184,8 @@ class Watchdog(WorkerResource):
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.status.uid),
         }
-        answers = node.fleet(context).call_all(SET_WATCHDOG, payload, workers=[0])
-        raise_failures(answers, self.title)
-        [answer] = answers
-        if isinstance(answer, dict) and answer["allowed"] is False:
+        [answer] = require_answers(node.fleet(context).call_all(SET_WATCHDOG, payload, workers=[0]), self.title)
+        if answer["allowed"] is False:
             message = (
                 "the pod cannot delete itself yet: Google takes up to seven minutes to see a new role. If it stays so, "
                 f"grant the workers' service account {permission} (docs/costs.md), or set cleanup.idle_minutes=null "
@@ -204,16 +213,11 @@ class WorkerHygiene(WorkerResource):
         return replace(self, state=self.observe_workers(context, observed, self._state))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        fleet = self.fleet(context, observed)
-        answers = fleet.call_all(TIDY, {})
-        raise_failures(answers, self.title)
-        for worker, answer in enumerate(answers):
-            if isinstance(answer, dict):
-                for message in (*answer["done"], *answer["not_done"]):
-                    context.events.note(self.id, f"worker {worker}: {message}")
-        looks = fleet.call_all(OBSERVE, {})
-        raise_failures(looks, self.title)
-        full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]
+        for worker, answer in enumerate(self.ask(context, observed, TIDY, {})):
+            for message in (*answer["done"], *answer["not_done"]):
+                context.events.note(self.id, f"worker {worker}: {message}")
+        looks = self.ask(context, observed, OBSERVE, {})
+        full = [(worker, look["free_gb"]) for worker, look in enumerate(looks) if self._is_full(look)]
         if full:
             listed = "; ".join(f"worker {worker} has {free:.1f} GB free" for worker, free in full)
             raise DiskFullError(

@@ -51,7 +51,7 @@ class WorkerCode(WorkerResource):
             "sha256": self.archive.snapshot.archive_sha256,
             "tree": self.name,
         }
-        self.apply_to_workers(context, observed, INSTALL_CODE, payload, diff, "tree")
+        self.apply_to_workers(context, observed, INSTALL_CODE, payload, diff)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Venv(WorkerResource):
             "wheels": list(observed[self.wheels].built) if self.wheels else [],
             "secrets": self.vault.values() if self.packages == "requirements" else {},
         }
-        made = self.apply_to_workers(context, observed, INSTALL_VENV, payload, diff, "intact")
+        made = self.apply_to_workers(context, observed, INSTALL_VENV, payload, diff)
         if self.packages == "requirements" and frozen is None:
             text = dump({"packages": dict(sorted(made[0]["installed"].items()))}, indent=1)
             try:
@@ -169,7 +169,7 @@ class RunConfig(WorkerResource):
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         payload: WriteConfigRequest = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
-        self.apply_to_workers(context, observed, WRITE_CONFIG, payload, diff, "sha256")
+        self.apply_to_workers(context, observed, WRITE_CONFIG, payload, diff)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class Setup(WorkerResource):
             "secrets": self.vault.values(),
         }
         try:
-            self.apply_to_workers(context, observed, RUN_SETUP, payload, diff, "done")
+            self.apply_to_workers(context, observed, RUN_SETUP, payload, diff)
         except WorkersFailedError as failed:
             first = failed.errors[0]
             raise WorkersFailedError(

@@ -26,7 +26,7 @@ from controller.plan.build import Plan
 from controller.plan.samplers import owner_of
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, parse_record
 from controller.resources.devices import PEER_PORT
-from controller.resources.machines import active_runs, raise_failures
+from controller.resources.machines import active_runs, require_answers
 from controller.resources.pod.node import Node
 from controller.resources.software import Venv
 from controller.ssh.fleet import Fleet
@@ -65,15 +65,13 @@ def launch(
 
 def running_runs(fleet: Fleet) -> set[str]:
     """Return the runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
-    answers = fleet.call_all(OBSERVE, {})
-    raise_failures(answers, "inspect the workers")
-    return active_runs(answers)
+    return active_runs(require_answers(fleet.call_all(OBSERVE, {}), "inspect the workers"))
 
 
 def stop(fleet: Fleet, run_id: str, grace_seconds: float = 10.0) -> None:
     """Stop a run's latest attempt on every worker."""
     answers = fleet.call_all(STOP, {"run_id": run_id, "grace_seconds": grace_seconds})
-    raise_failures(answers, f"stop {run_id}")
+    require_answers(answers, f"stop {run_id}")
 
 
 def _states_on(node: Node, fleet: Fleet, run_id: str, launched: Launch) -> list[State]:
@@ -84,8 +82,7 @@ def _states_on(node: Node, fleet: Fleet, run_id: str, launched: Launch) -> list[
     if launched.node_uid not in (node.status.uid, UNKNOWN_POD):
         return []
     answers = fleet.call_all(STATE, {"run_id": run_id, "attempt": launched.attempt})
-    raise_failures(answers, f"inspect {run_id}")
-    states = [a for a in answers if isinstance(a, dict)]
+    states = require_answers(answers, f"inspect {run_id}")
     is_elsewhere = launched.node_uid == UNKNOWN_POD and all(s["state"] == "absent" for s in states)
     return [] if is_elsewhere else states
 
@@ -137,7 +134,7 @@ def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -
         }
         for worker in range(plan.node.spec.workers)
     ]
-    raise_failures(fleet.call_all(START, payloads), f"start {plan.run_id}")
+    require_answers(fleet.call_all(START, payloads), f"start {plan.run_id}")
 
 
 QUEUE_STALE_SECONDS = 120.0
