@@ -38,9 +38,7 @@ def resources_in_other_regions(context: Context, network: str, known: set[str]) 
     for item in _rules(context, network):
         if not is_marked(item):
             continue
-        rule = Firewall(
-            name=item["name"], network=network, allowed=(), source_ranges=(), target_tags=(), depends_on=depends_on
-        )  # fmt: skip
+        rule = Firewall(name=item["name"], network=network, allowed=(), source_ranges=(), depends_on=depends_on)
         found.append(rule)
         _, recorded, subnet_name = item["description"].partition(f"{SWITCH_RECORD} ")
         if recorded:

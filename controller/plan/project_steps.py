@@ -92,7 +92,6 @@ def _network(config: Config, services: Services) -> Iterator[Resource]:
             name=f"{net.name}-allow-laptop",
             network=net.name,
             allowed=("tcp:22",),
-            source_ranges=None,
             target_tags=(TAG,),
             depends_on=(network.id,),
         )
@@ -118,8 +117,6 @@ def _regional_resources(config: Config, network: Network, region: str) -> Iterat
         subnet=subnet.name,
         subnet_region=region,
         allowed=("icmp", "tcp", "udp"),
-        source_ranges=None,
-        target_tags=(),
         depends_on=(subnet.id,),
     )
     yield inside

@@ -28,7 +28,7 @@ from controller.reconcile import Resource
 from controller.resources.devices import FREE, DeviceProbe, FreeChips
 from controller.resources.machines import TIDY_STATE, SshAccess, Watchdog, WorkerHygiene
 from controller.resources.pod.node import Node
-from controller.resources.software import RunConfig, Setup, Venv, WorkerCode
+from controller.resources.software import RunConfig, Setup, Venv, WorkerCode, fingerprint
 from controller.resources.uploads.archives import CodeArchive, Wheels
 from controller.resources.uploads.bucket_assets import PodFetchedAsset
 from controller.resources.uploads.errands import OWN, PodBuiltAsset
@@ -258,15 +258,19 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         state=(TIDY_STATE,) * workers,
         depends_on=(f"{SshAccess.kind}/{node.name}",),
     )
-    venv = Venv.for_workers(
-        config,
-        run.requirements.text,
-        workers,
+    packages, python, requirements = config.env.packages, config.env.python, run.requirements.text
+    wheels = run.wheels.id if run.wheels else None
+    venv = Venv(
+        name=fingerprint(packages, python, requirements, config.program, wheels),
         node=node.id,
+        packages=packages,
+        python=python,
+        requirements=requirements,
         bucket=code.bucket,
         vault=run.vault,
-        wheels=run.wheels.id if run.wheels else None,
-        depends_on=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
+        wheels=wheels,
+        intact=(True,) * workers,
+        depends_on=(tidied.id, *((wheels,) if wheels else ())),
     )
     asks: ObserveRequest = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
     if needs_chips:

@@ -34,8 +34,8 @@ class Firewall(ComputeResource):
     immutable: ClassVar[frozenset[str]] = frozenset({"network"})
     network: str
     allowed: tuple[str, ...]
-    source_ranges: tuple[str, ...] | None  # None: InternalRule looks it up
-    target_tags: tuple[str, ...]
+    source_ranges: tuple[str, ...] | None = None  # None: InternalRule and LaptopRule look it up
+    target_tags: tuple[str, ...] = ()
     disabled: bool = False
     stand_in: str = field(default="", compare=False)
     """When observed: the existing rule that is used instead, which Slipway did not make."""

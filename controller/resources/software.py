@@ -2,9 +2,9 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from conf.schema.config import Config, digest
+from conf.schema.config import digest
 from conf.schema.program import Program
 from controller.agent.protocol import (
     INSTALL_CODE,
@@ -70,18 +70,6 @@ class Venv(WorkerResource):
     vault: Vault = field(compare=False, repr=False)
     wheels: str | None = field(default=None, compare=False)
     intact: tuple[bool, ...]
-
-    @classmethod
-    def for_workers(cls, config: Config, requirements: str, workers: int, **placing: Any) -> Self:
-        env = config.env
-        return cls(
-            name=fingerprint(env.packages, env.python, requirements, config.program, placing.get("wheels")),
-            packages=env.packages,
-            python=env.python,
-            requirements=requirements,
-            intact=(True,) * workers,
-            **placing,
-        )
 
     @property
     def title(self) -> str:
