@@ -1,16 +1,26 @@
 """Service accounts and their roles: made, changed, deleted, and what a caller without permission is told."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.answers import OperationFailedError
-from controller.reconcile import destroy
-from controller.resources.accounts import rebind
+from controller.reconcile import Diff, destroy
+from controller.resources.accounts import (
+    AccountRoles,
+    BastionRoles,
+    BucketRoles,
+    ProjectRoles,
+    Roles,
+    ServiceAccount,
+    rebind,
+)
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION
 from tests.controller.resources.conftest import EmulatedProject
+from tests.fakes.context import make_context
 
 POLICY = f"cloudresourcemanager/v1/{PROJECT}"
 COMPUTE_ACCOUNT = "314159265358-compute@developer.gserviceaccount.com"
@@ -127,6 +137,44 @@ def test_who_may_not_create_accounts_is_told_what_else_to_do(project: EmulatedPr
     project.inject_fault(kind="http", status=403, match=f"POST {ACCOUNTS}$")
     with pytest.raises(CloudError, match=r"gcloud iam service-accounts create .*`default`: the Compute Engine account"):
         project.create_shared()
+
+
+MINE: dict[str, Any] = {"name": "sa", "account": ServiceAccount(name="sa"), "roles": ("a",)}
+VERSION = {"optionsRequestedPolicyVersion": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "methods", "where", "version", "command"),
+    [
+        (ProjectRoles(**MINE), "cloudresourcemanager projects", {"resource": "p"},
+         {"body": {"options": {"requestedPolicyVersion": 3}}}, "projects add-iam-policy-binding p --condition=None"),
+        (BucketRoles(**MINE, on="b"), "storage buckets", {"bucket": "b"}, VERSION,
+         "storage buckets add-iam-policy-binding gs://b"),
+        (AccountRoles(**MINE, on="workers"), "iam projects.serviceAccounts",
+         {"resource": "projects/p/serviceAccounts/workers@p.iam.gserviceaccount.com"},
+         {"options_requestedPolicyVersion": 3},
+         "iam service-accounts add-iam-policy-binding workers@p.iam.gserviceaccount.com"),
+        (BastionRoles(**MINE, on="vm", zone="z"), "compute instances", {"project": "p", "zone": "z", "resource": "vm"},
+         VERSION, "compute instances add-iam-policy-binding vm --zone=z"),
+    ],
+)  # fmt: skip
+def test_a_policy_is_read_and_written_by_the_methods_of_its_api(
+    kind: Roles, methods: str, where: dict[str, str], version: dict[str, Any], command: str
+) -> None:
+    """Cloud Storage alone takes the policy as the whole body."""
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    def call(api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        sent.append((f"{api} {method}", parameters))
+        return {"etag": "e"}
+
+    context = make_context(SimpleNamespace(call=call))
+    kind.apply(context, {}, Diff("create"))
+    bound = [{"role": "a", "members": ["serviceAccount:sa@p.iam.gserviceaccount.com"]}]
+    policy = {"etag": "e", "bindings": bound, "version": 3}
+    body = policy if isinstance(kind, BucketRoles) else {"policy": policy}
+    assert sent == [(f"{methods}.getIamPolicy", where | version), (f"{methods}.setIamPolicy", where | {"body": body})]
+    assert kind.gcloud_binding(context) == command
 
 
 CONDITIONAL = {"role": "a", "members": ["m"], "condition": {"title": "until May"}}
