@@ -22,7 +22,7 @@ from controller.inputs.env_inputs import Vault
 from controller.inputs.modules import on_search_path
 from controller.reconcile import Absent, Change, Diff, ObservedResources, Resource, Scope, difference
 from controller.resources.accounts import AccountRoles, BastionRoles, BucketRoles, ProjectRoles, ServiceAccount
-from controller.resources.bastion_vm import Bastion, SlipwayPackage
+from controller.resources.bastion_vm import POD_LABEL, RUN_LABEL, Bastion, SlipwayPackage
 from controller.resources.bucket import Bucket
 from controller.resources.firewall import Firewall, InternalRule, LaptopRule
 from controller.resources.pod.planes import account_roles
@@ -132,6 +132,7 @@ ACCOUNT_SUFFIX = "-driver"
 SELF_DELETE_ROLES = ("roles/compute.instanceAdmin.v1",)
 SERVICE_ACCOUNT_ROLES = ("roles/iam.serviceAccountUser",)
 DISK_ROLE = "roles/compute.storageAdmin"
+SECONDS_PER_DAY = 86_400
 
 
 def slipway_package() -> CodeSnapshot:
@@ -152,6 +153,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
     account = ServiceAccount(name=cloud.driver_service_account, depends_on=after[:1])
     workers = ServiceAccount(name=cloud.service_account)
     disk = (DISK_ROLE,) if config.tpu.data_disk_gb else ()
+    days = config.cleanup.bastion_max_days
     roles = (*cloud.driver_roles, *account_roles(config), *disk)
     yield account
     yield ProjectRoles(name=account.name, account=account, roles=roles, depends_on=(account.id,))
@@ -177,13 +179,13 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
         name=f"{config.pod_name[: 63 - len(ACCOUNT_SUFFIX)]}{ACCOUNT_SUFFIX}",
         zone=config.tpu.zone,
         machine_type=config.bastion_machine,
-        pod=config.pod_name,
         network=config.network.name,
         subnetwork=config.network.subnet_name(config.region),
         external_ip=not config.network.nat,
         account=account,
         script=Path(controller.resources.__file__).with_name("bastion_boot.py").read_text(),
-        max_days=config.cleanup.bastion_max_days,
+        labels={RUN_LABEL: run_id, POD_LABEL: config.pod_name},
+        max_seconds=None if days is None else days * SECONDS_PER_DAY,
         run_id=run_id,
         depends_on=(*depends_on, *works, shipped.id),
     )

@@ -4,6 +4,7 @@
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -32,21 +33,15 @@ class SmallVm(Resource):
     subnetwork: str = field(compare=False)
     external_ip: bool = field(compare=False)
     account: ServiceAccount = field(compare=False)
+    labels: Mapping[str, str] = field(compare=False)
+    """Labels besides Slipway's own."""
+    max_seconds: float | None = field(default=None, compare=False)
+    """After this long running, Compute Engine deletes it; None: never."""
     status: str = "RUNNING"
 
     @property
     def title(self) -> str:
         return f"{self.kind} {self.name} ({self.machine_type}) in {self.zone}"
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels besides Slipway's own."""
-        return {}
-
-    @property
-    def max_seconds(self) -> float | None:
-        """After this long running, Compute Engine deletes it; None: never."""
-        return None
 
     def path(self, project: str) -> str:
         return f"projects/{project}/zones/{self.zone}/instances/{self.name}"
@@ -147,7 +142,6 @@ class SmallVm(Resource):
 
 
 RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
-SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,19 +153,9 @@ class Bastion(SmallVm):
 
     kind: ClassVar[str] = "bastion"
     scope: ClassVar[Scope] = "pod"
-    pod: str = field(compare=False)
     script: str = field(default="", compare=False, repr=False)
     orders: str = field(default="", compare=False, repr=False)
-    max_days: float | None = field(default=None, compare=False)
     run_id: str
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {RUN_LABEL: self.run_id, POD_LABEL: self.pod}
-
-    @property
-    def max_seconds(self) -> float | None:
-        return None if self.max_days is None else self.max_days * SECONDS_PER_DAY
 
     def metadata(self) -> dict[str, str]:
         return {"startup-script": self.script, "slipway": self.orders}

@@ -49,24 +49,9 @@ class FetchVm(SmallVm):
     kind: ClassVar[str] = "fetch VM"
     scope: ClassVar[Scope] = "pod"
     bucket: str = field(compare=False)
-    asset: str = field(compare=False)
-    identity: str = field(compare=False)
-    bytes_to_fetch: int = field(default=0, compare=False)
+    orders_object: str = field(compare=False)
+    """Object with the request of the agent: what to copy, and from where."""
     bytes_at_once: int = field(default=0, compare=False)
-    builds: bool = field(default=False, compare=False)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {ASSET_LABEL: self.asset, HASH_LABEL: self.identity}
-
-    @property
-    def orders_object(self) -> str:
-        """Object with the request of the agent: what to copy, and from where."""
-        return f"assets/{self.asset}-{self.identity}/fetch.json"
-
-    @property
-    def max_seconds(self) -> float:
-        return max(MIN_BUILD_SECONDS if self.builds else MIN_SECONDS, 4 * fetch_seconds(self.bytes_to_fetch))
 
     def metadata(self) -> dict[str, str]:
         orders = {
@@ -86,7 +71,8 @@ class FetchVm(SmallVm):
     def for_files(self, sizes: list[int], at_once: int) -> Self:
         """Return the VM with time and disk for files of these sizes, so many of them at once."""
         most = sum(sorted(sizes, reverse=True)[:at_once])
-        return replace(self, bytes_to_fetch=sum(sizes), bytes_at_once=most)
+        seconds = max(self.max_seconds or 0.0, 4 * fetch_seconds(sum(sizes)))
+        return replace(self, max_seconds=seconds, bytes_at_once=most)
 
 
 def fetch_vm(config: Config, bucket: str, content: ResolvedAsset) -> FetchVm:
@@ -100,9 +86,9 @@ def fetch_vm(config: Config, bucket: str, content: ResolvedAsset) -> FetchVm:
         external_ip=not config.network.nat,
         account=ServiceAccount(name=config.cloud.service_account),
         bucket=bucket,
-        asset=content.name,
-        identity=content.prefix.rpartition("-")[2],
-        builds=content.recipe is not None,
+        orders_object=f"{content.prefix}/fetch.json",
+        labels={ASSET_LABEL: content.name, HASH_LABEL: content.prefix.rpartition("-")[2]},
+        max_seconds=MIN_SECONDS if content.recipe is None else MIN_BUILD_SECONDS,
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from controller.reconcile import destroy, reconcile
 from controller.resources.accounts import ServiceAccount
-from controller.resources.bastion_vm import Bastion
+from controller.resources.bastion_vm import POD_LABEL, RUN_LABEL, Bastion
 from tests.controller.gcloud.conftest import desired_resources, make_context
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, EmulatedCloud, run_localcloud
 from tests.paths import ROOT
@@ -261,9 +261,9 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
 def bastion() -> Bastion:
     """The machine that the recorded command makes."""
     return Bastion(
-        name="i1", zone=ZONE, machine_type="g1-small", pod="n1", network="default", subnetwork="default",
+        name="i1", zone=ZONE, machine_type="g1-small", network="default", subnetwork="default",
         external_ip=False, account=ServiceAccount(name="sa-runner"), script="#!/bin/true", orders="{}", run_id="run-1",
-        max_days=30,
+        labels={RUN_LABEL: "run-1", POD_LABEL: "n1"}, max_seconds=30 * 86_400,
     )  # fmt: skip
 
 

@@ -21,7 +21,14 @@ from controller.inputs.resolved_assets import AssetFile, ResolvedAsset
 from controller.reconcile import Absent
 from controller.resources.accounts import ServiceAccount
 from controller.resources.uploads.errands import NearbyFiles, NearbySource
-from controller.resources.uploads.nearby import FetchVm, NearbyAsset
+from controller.resources.uploads.nearby import (
+    ASSET_LABEL,
+    HASH_LABEL,
+    MIN_BUILD_SECONDS,
+    MIN_SECONDS,
+    FetchVm,
+    NearbyAsset,
+)
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 from tests.fakes.google import KilledError
@@ -161,8 +168,10 @@ def placed(project: Project, content: ResolvedAsset) -> dict[str, Any]:
     """The fields of an asset that a VM fetches."""
     machine = FetchVm(
         name="slipway-fetch-0", zone="us-central1-a", machine_type="e2-standard-2", network="n", subnetwork="s",
-        external_ip=False, account=ServiceAccount(name="runner"), bucket=project.bucket, asset="w",
-        identity=content.prefix.rpartition("-")[2], builds=content.recipe is not None,
+        external_ip=False, account=ServiceAccount(name="runner"), bucket=project.bucket,
+        orders_object=f"{content.prefix}/fetch.json",
+        labels={ASSET_LABEL: "w", HASH_LABEL: content.prefix.rpartition("-")[2]},
+        max_seconds=MIN_SECONDS if content.recipe is None else MIN_BUILD_SECONDS,
     )  # fmt: skip
     return {"name": "w", "bucket": project.bucket, "content": content, "machine": machine}
 
