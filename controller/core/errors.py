@@ -1,4 +1,7 @@
-"""Exceptions shown to the user: what is wrong, which key to change, the choices. One class per exit code."""
+"""Exceptions shown to the user: what is wrong, which key to change, the choices.
+
+`exit_code` of a class is that of the process; what is wrong in the same way has the same one.
+"""
 
 from collections.abc import Sequence
 
