@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +44,11 @@ class RunOptions:
     """Shows what is being done until the plan and its cloud are open."""
 
     @contextmanager
-    def showing(self, text: str) -> Iterator[None]:
-        """Show what is being done while the context is open."""
+    def showing(self, text: str) -> Iterator[Callable[[str], object]]:
+        """Show what is being done while the context is open; call its value when that changes."""
         with self.waiting() as doing:
             doing(text)
-            yield
+            yield doing
 
     @property
     def state_dir(self) -> Path:

@@ -37,7 +37,8 @@ def run_cancel(command: Command) -> int:
     started yet, from a request for the lease. A program that it starts until it has read that is ended too.
     """
     problems: list[str] = []
-    with open_session(command.options, ends=True) as session, command.options.showing("ending the run on every worker"):
+    ending = command.options.showing("ending the run on every worker")
+    with open_session(command.options, ends=True) as session, ending as doing:
         cancelled, running = _end_on_workers(session, problems)
         run_id = session.plan.run_id
         if not cancelled:
@@ -45,7 +46,7 @@ def run_cancel(command: Command) -> int:
             try:
                 other = lease.current_other()
                 if other is not None and other.record.run_id == run_id:
-                    lease.await_release("cancelled")
+                    lease.await_release("cancelled", doing)
                     cancelled = True
             except GoogleError as error:
                 problems.append(str(error))

@@ -270,7 +270,7 @@ def test_a_program_that_its_controller_starts_while_cancel_asks_is_ended_too(
     runs = iter([set[str](), started])
     lease = SimpleNamespace(
         current_other=lambda: SimpleNamespace(record=SimpleNamespace(run_id="mine")),
-        await_release=lambda why: seen.append(why),
+        await_release=lambda why, tell: seen.append(tell(why)),
     )
     plan = SimpleNamespace(run_id="mine", bucket="b", config=SimpleNamespace(cloud=SimpleNamespace(kind="gcp")))
     session = SimpleNamespace(plan=plan, context=SimpleNamespace(google=None), fleet=lambda: "workers")
@@ -280,8 +280,8 @@ def test_a_program_that_its_controller_starts_while_cancel_asks_is_ended_too(
     monkeypatch.setattr(down, "record_cancellations", lambda google, bucket, ids: seen.extend(ids) or [])
     monkeypatch.setattr(down, "stop", lambda fleet, run_id: seen.append(f"stop {run_id}"))
     monkeypatch.setattr(down, "end_pods", lambda plan, context, why: [])
-    options = SimpleNamespace(showing=lambda what: nullcontext())
+    options = SimpleNamespace(showing=lambda what: nullcontext(lambda text: f"told {text}"))
     command = cast(Command, SimpleNamespace(options=options, flags=Namespace(json=True)))
     assert down.run_cancel(command) == 0
-    assert seen == ["cancelled", *(["mine", "stop mine"] if "mine" in started else [])]
+    assert seen == ["told cancelled", *(["mine", "stop mine"] if "mine" in started else [])]
     assert json.loads(capsys.readouterr().out) == {"run": "mine", "cancelled": True, "running": sorted(started)}
