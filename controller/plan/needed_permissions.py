@@ -115,13 +115,6 @@ BASTION = (
         "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS), account="driver"),
     Use("roles on the bastion", always=("compute instances.getIamPolicy", "compute instances.setIamPolicy")),
 )  # fmt: skip
-FETCH_VM = Use(
-    "VM that fetches assets",
-    make=(
-        "compute instances.get", "compute instances.insert", "compute instances.delete",
-        "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute.instances.setMetadata",
-        "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS),
-)  # fmt: skip
 ACCOUNT_ROLES = Use(
     "the bastion's roles on the workers' account",
     ("iam projects.serviceAccounts.getIamPolicy",),
@@ -194,10 +187,6 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
         if "reserved" in config.tpu.capacity and calls.calendar:
             yield Use("calendar reservations (`slipway capacity --calendar`)", change=calls.calendar)
     yield from NETWORK
-    if config.assets.may_use_vm:
-        yield FETCH_VM
-        if not config.network.nat:
-            yield Use(FETCH_VM.part, make=("compute.subnetworks.useExternalIp",))
     yield from (NAT,) if config.network.nat else ()
     yield from _account_uses(config.cloud.service_account, config)
     yield from (DATA_DISK,) if config.tpu.data_disk_gb else ()

@@ -1,9 +1,5 @@
-"""The bastion, a small Compute Engine VM; the roles of its service account; the archive of Slipway that it installs.
+"""The bastion, a small Compute Engine VM; the roles of its service account; the archive of Slipway that it installs."""
 
-`SmallVm` is what the bastion and the VM that fetches an asset have in common: they run one startup script.
-"""
-
-from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -20,12 +16,20 @@ MIN_RUN_SECONDS = 30
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 STARTING_STATES = frozenset({"PROVISIONING", "STAGING", "REPAIRING"})
 ENDING_STATES = frozenset({"STOPPING", "SUSPENDING"})
+RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
+SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallVm(Resource):
-    """A VM by its name (https://cloud.google.com/compute/docs/reference/rest/v1/instances); wanted is a RUNNING one."""
+class Bastion(Resource):
+    """The bastion that is RUNNING for this run.
 
+    Another bastion of ours by that name is replaced: its run has ended, or could not start.
+    https://cloud.google.com/compute/docs/reference/rest/v1/instances
+    """
+
+    kind: ClassVar[str] = "bastion"
+    scope: ClassVar[Scope] = "pod"
     zone: str = field(compare=False)
     machine_type: str = field(compare=False)
     network: str = field(compare=False)
@@ -34,6 +38,12 @@ class SmallVm(Resource):
     account: ServiceAccount = field(compare=False)
     status: str = "RUNNING"
     marked: bool = field(default=True, compare=False)
+    pod: str = field(compare=False)
+    script: str = field(default="", compare=False, repr=False)
+    orders: str = field(default="", compare=False, repr=False)
+    max_days: float | None = field(default=None, compare=False)
+    """After so many days running, Compute Engine deletes it; None: never."""
+    run_id: str
 
     @property
     def title(self) -> str:
@@ -42,16 +52,6 @@ class SmallVm(Resource):
     @property
     def is_managed(self) -> bool:
         return self.marked
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels besides Slipway's own."""
-        return {}
-
-    @property
-    def max_seconds(self) -> float | None:
-        """After this long running, Compute Engine deletes it; None: never."""
-        return None
 
     def path(self, project: str) -> str:
         return f"projects/{project}/zones/{self.zone}/instances/{self.name}"
@@ -71,8 +71,9 @@ class SmallVm(Resource):
             return None
 
     def read(self, answer: dict[str, Any]) -> Self:
-        marked = LABEL.items() <= answer.get("labels", {}).items()
-        return replace(self, status=answer["status"], marked=marked)
+        labels = answer.get("labels", {})
+        marked = LABEL.items() <= labels.items()
+        return replace(self, status=answer["status"], marked=marked, run_id=labels.get(RUN_LABEL, ""))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action != "create":
@@ -114,7 +115,7 @@ class SmallVm(Resource):
         return {
             "name": self.name,
             "description": MARK,
-            "labels": {**LABEL, **self.labels},
+            "labels": {**LABEL, RUN_LABEL: self.run_id, POD_LABEL: self.pod},
             "machineType": f"{place}/zones/{self.zone}/machineTypes/{self.machine_type}",
             "canIpForward": False,
             "deletionProtection": False,
@@ -122,30 +123,24 @@ class SmallVm(Resource):
                 {
                     "autoDelete": True,
                     "boot": True,
-                    "initializeParams": {"sourceImage": IMAGE, **self.disk_parameters(context)},
+                    "initializeParams": {"sourceImage": IMAGE},
                     "mode": "READ_WRITE",
                     "type": "PERSISTENT",
                 }
             ],
-            "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata().items()]},
+            "metadata": {
+                "items": [{"key": "startup-script", "value": self.script}, {"key": "slipway", "value": self.orders}]
+            },
             "networkInterfaces": [card],
             "scheduling": self._scheduling(),
             "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
         }
 
-    @abstractmethod
-    def metadata(self) -> dict[str, str]:
-        """Return its startup script, and what that reads, JSON, as the attribute `slipway`."""
-
-    def disk_parameters(self, context: Context) -> dict[str, str]:
-        """Return what its boot disk has besides the image; by default Compute Engine chooses 10 GB of a slow disk."""
-        return {}
-
     def _scheduling(self) -> dict[str, Any]:
         """Return the options for restarts and the end: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
-        if self.max_seconds is None:
+        if self.max_days is None:
             return {"automaticRestart": True}
-        seconds = max(MIN_RUN_SECONDS, round(self.max_seconds))
+        seconds = max(MIN_RUN_SECONDS, round(self.max_days * SECONDS_PER_DAY))
         limit = {"maxRunDuration": {"seconds": str(seconds)}, "instanceTerminationAction": "DELETE"}
         return {"automaticRestart": True, **limit}
 
@@ -161,40 +156,6 @@ class SmallVm(Resource):
 
     def _instance_path(self, context: Context) -> dict[str, str]:
         return {"project": context.project, "zone": self.zone}
-
-
-RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
-SECONDS_PER_DAY = 86_400
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bastion(SmallVm):
-    """The bastion that is RUNNING for this run.
-
-    Another bastion of ours by that name is replaced: its run has ended, or could not start.
-    """
-
-    kind: ClassVar[str] = "bastion"
-    scope: ClassVar[Scope] = "pod"
-    pod: str = field(compare=False)
-    script: str = field(default="", compare=False, repr=False)
-    orders: str = field(default="", compare=False, repr=False)
-    max_days: float | None = field(default=None, compare=False)
-    run_id: str
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {RUN_LABEL: self.run_id, POD_LABEL: self.pod}
-
-    @property
-    def max_seconds(self) -> float | None:
-        return None if self.max_days is None else self.max_days * SECONDS_PER_DAY
-
-    def metadata(self) -> dict[str, str]:
-        return {"startup-script": self.script, "slipway": self.orders}
-
-    def read(self, answer: dict[str, Any]) -> Self:
-        return replace(super().read(answer), run_id=answer.get("labels", {}).get(RUN_LABEL, ""))
 
 
 @dataclass(frozen=True, kw_only=True)
