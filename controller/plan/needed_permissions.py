@@ -184,8 +184,6 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
         return
     for part, calls in pods.items():
         yield Use(part, always=(*calls.own, ACT_AS), change=calls.change)
-        if "reserved" in config.tpu.capacity and calls.calendar:
-            yield Use("calendar reservations (`slipway capacity --calendar`)", change=calls.calendar)
     yield from NETWORK
     yield from (NAT,) if config.network.nat else ()
     yield from _account_uses(config.cloud.service_account, config)
