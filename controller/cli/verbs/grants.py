@@ -60,10 +60,9 @@ def run_capacity(command: Command) -> int:
 
 def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, width: int | None) -> list[str]:
     """Format a table of places with a picture of each, from the oldest request on the left to now."""
+    span = plural(int(days), "day") if days == int(days) else f"{days:g} days"
     if not entries:
-        return [
-            f"no requests for pods in the last {_plural_days(days)}; `slipway capacity --refresh` also reads the bucket"
-        ]
+        return [f"no requests for pods in the last {span}; `slipway capacity --refresh` also reads the bucket"]
     groups, several = _by_place(entries), len({_plane(entry.provisioner) for entry in entries}) > 1
     columns = {
         "type": [group[0].accelerator_type for group in groups],
@@ -74,20 +73,16 @@ def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, wi
         "waited": [_median(e.waited_seconds for e in group if e.answer == GRANTED) for group in groups],
         "lived": [_lived(group) for group in groups],
         "last": [f"{_answer(group[-1])}, {format_duration(now - group[-1].time)} ago" for group in groups],
-        f"{_plural_days(days)}": [_picture(group, days, now) for group in groups],
+        span: [_picture(group, days, now) for group in groups],
     }
-    concessions = [(_plural_days(days), None), ("waited", None), ("lived", None)]
+    concessions = [(span, None), ("waited", None), ("lived", None)]
     titles, rows, left_out = fit_table(columns, width, concessions, folded="last")
     lines = ["  ".join(titles).rstrip(), *("  ".join(row).rstrip() for row in rows)]
-    if _plural_days(days) in left_out:
+    if span in left_out:
         names = [f"{_place(group[0])}{f', {_plane(group[0].provisioner)}' if several else ''}" for group in groups]
         picture = [f"{_picture(group, days, now)}  {name}" for group, name in zip(groups, names, strict=True)]
-        lines += ["", f"the last {_plural_days(days)}:", *picture]
+        lines += ["", f"the last {span}:", *picture]
     return [*lines, "", wrap(LEGEND, width)]
-
-
-def _plural_days(days: float) -> str:
-    return plural(int(days), "day") if days == int(days) else f"{days:g} days"
 
 
 def _by_place(entries: Iterable[CapacityEntry]) -> list[list[CapacityEntry]]:
