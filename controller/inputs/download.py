@@ -60,11 +60,6 @@ def explain(error: Exception, url: str, token: str | None) -> DownloadError:
     return DownloadError(f"cannot fetch {place}: {error}", permanent)
 
 
-def is_full(error: Exception) -> bool:
-    """Return whether a disk was full."""
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC
-
-
 def find_file(url: str, token: str | None) -> int | None:
     """Ask for the first byte of a file, as its download will; return its size, None if that is not told.
 
@@ -193,7 +188,7 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
             raise explain(error, url, token) from None
         error.close()
     except (OSError, HTTPException) as error:
-        if is_full(error):
+        if getattr(error, "errno", None) == errno.ENOSPC:
             message = f"no space left in {part.parent}; free some, `slipway up` resumes"
             raise DownloadError(message, permanent=True) from None
         raise explain(error, url, token) from None

@@ -72,7 +72,7 @@ def _bounds(config: Config, recipe: BuildRecipe, code: CodeSnapshot) -> Iterator
 LAPTOP_BYTES_PER_SECOND = 12.5e6
 """Of an office's 100 Mbit/s, down and up at once; assumed."""
 POD_BYTES_PER_SECOND = 50e6
-"""From the Hub through two cores to the bucket; assumed, not measured."""
+"""From the Hub to the bucket; assumed, not measured."""
 GB = 1e9
 
 
