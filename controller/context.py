@@ -101,10 +101,6 @@ class Progress:
         self._transferred = 0
         self._lock = threading.Lock()
 
-    def expect(self, total: int) -> None:
-        """The transfer has so many bytes in all."""
-        self._total = total
-
     def advance(self, size: int) -> None:
         """So many bytes more have been moved (fewer, where some have to be sent again)."""
         with self._lock:

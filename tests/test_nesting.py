@@ -25,7 +25,6 @@ from controller.inputs import modules
 from controller.lease_store import BucketLeaseStore
 from controller.report import gather
 from controller.resources.pod import capacity_log, refusals
-from controller.resources.uploads import nearby
 from controller.ssh.agent_link import AgentLink
 from controller.witness import stand_ins
 from tests.paths import ROOT
@@ -77,7 +76,6 @@ def read_all(folder: Path) -> None:
     assert refusals._parse(NESTED.encode(), "here", notes) == []
     assert "here is not a pending deletion written by slipway" in notes[0]
     assert stand_ins._parsed(NESTED) is None
-    assert list(nearby._lines_of_agent(f'{{"format": 1, "bytes": {NESTED}}}')) == []
     refused(LineError, "is JSON that is nested too deeply", lambda: parse_json(NESTED.encode()))
     call = f"<tool_call>{NESTED}"
     assert parse_calls(call) == (call, [])

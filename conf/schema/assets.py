@@ -4,12 +4,14 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from conf.schema.base import VOLATILE, LocalPath, Name, Strict
 
 Kind = Literal["dataset", "model", "tokenizer"]
-FetchOn = Literal["auto", "laptop", "vm", "pod"]
+Fetcher = Literal["laptop", "pod"]
+FetchOn = Annotated[Fetcher, BeforeValidator(lambda value: "laptop" if value == "auto" else value, Fetcher)]
+"""Records of runs have `auto`, which took a VM for large files once."""
 HUB = "hf://"
 FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$")]
 
@@ -122,24 +124,14 @@ class Assets(Strict):
     models: dict[Name, Asset] = Field(description="Model weights.")
     tokenizers: dict[Name, Asset]
     fetch_on: Annotated[FetchOn, VOLATILE] = Field(
-        description="Where hf:// and files are fetched and builds run. auto: on a VM near the bucket from 1 GB on, "
-        "else on this machine. laptop: on this machine. vm: on the VM, whatever the size. pod: on worker 0 of the TPU."
+        description="Where hf:// and files are fetched and builds run. laptop: on this machine, before the TPU exists. "
+        "pod: on worker 0 of the TPU."
     )
 
-    def fetch_on_of(self, kind: Kind, name: str) -> FetchOn:
+    def fetch_on_of(self, kind: Kind, name: str) -> Fetcher:
         """Return who is to fetch an asset; one that a run has on record may be in the config no more."""
         assets: dict[str, Asset] = getattr(self, f"{kind}s")
         return (assets[name].fetch_on if name in assets else None) or self.fetch_on
-
-    @property
-    def may_use_vm(self) -> bool:
-        """Whether a VM may fetch or build an asset."""
-        for kind, name, asset in self.iter_assets():
-            wanted = self.fetch_on_of(kind, name)
-            large = asset.files or any(word.startswith(HUB) for word in (asset.source or "", *(asset.build or ())))
-            if (wanted == "auto" and large) or (wanted == "vm" and asset.is_remote):
-                return True
-        return False
 
     def iter_assets(self) -> Iterator[tuple[Kind, str, Asset]]:
         """Yield every asset with its kind and name."""

@@ -17,7 +17,6 @@ COMMANDS = {
     "tidy": "commands.observe",
     "run_setup": "commands.run_inputs",
     "fetch_asset": "commands.asset",
-    "fetch_ordered": "commands.asset",
     "build_asset": "commands.asset",
     "probe_devices": "commands.observe",
     "probe_peers": "commands.observe",

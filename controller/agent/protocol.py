@@ -261,8 +261,6 @@ class BuildAssetRequest(TypedDict):
     venv: str
     env: NotRequired[dict[str, str] | None]
     secrets: NotRequired[dict[str, str] | None]
-    get_code: NotRequired[InstallCodeRequest | None]
-    get_venv: NotRequired[InstallVenvRequest | None]
 
 
 class FetchLine(TypedDict, total=False):

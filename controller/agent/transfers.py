@@ -68,18 +68,6 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
         raise TransferError(f"gs://{bucket}/{name} has SHA-256 {digest.hexdigest()}, expected {sha256}")
 
 
-def read_object(bucket: str, name: str) -> bytes:
-    """Return the content of a small object; raise TransferError if it cannot be read."""
-    place, content = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media", [b""]
-
-    def read() -> None:
-        with _transfer_errors(f"the download of gs://{bucket}/{name}"), _open_object(bucket, name, place) as answer:
-            content[0] = answer.read()
-
-    with_retries(read)
-    return content[0]
-
-
 def object_exists(bucket: str, name: str) -> bool:
     """Return whether the object exists; raise TransferError if the request fails."""
     if is_folder(bucket):

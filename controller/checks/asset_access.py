@@ -57,22 +57,14 @@ def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
 
 
 @check("fetch_on", "warning", "assets.fetch_on", "assets.KIND.NAME.fetch_on")
-def others_have_something_to_fetch(config: Config) -> Iterator[Issue]:
-    """The pod and a VM fetch what is on the net, and run builds; a VM only into a bucket beside a network of ours.
-    Local files are always uploaded from this machine.
-    """
-    wanted = config.assets.fetch_on
-    no_network = "cloud=here" if config.cloud.kind == "here" else "tpu.adopt=true" if config.tpu.adopt else ""
-    if wanted in ("pod", "vm") and not any(asset.is_remote for _, _, asset in config.assets.iter_assets()):
-        yield Issue(f"{wanted} has no effect: every asset is on this machine or in a bucket")
-    elif wanted == "vm" and no_network:
-        yield Issue(f"vm has no effect with {no_network}, which has no network for a VM; this machine fetches")
+def pod_has_something_to_fetch(config: Config) -> Iterator[Issue]:
+    """The pod fetches what is on the net, and runs builds. Local files are always uploaded from this machine."""
+    if config.assets.fetch_on == "pod" and not any(asset.is_remote for _, _, asset in config.assets.iter_assets()):
+        yield Issue("pod has no effect: every asset is on this machine or in a bucket")
     for kind, name, asset in config.assets.iter_assets():
-        key = f"assets.{kind}s.{name}.fetch_on"
-        if asset.fetch_on in ("pod", "vm") and not asset.is_remote:
-            yield Issue(f"{asset.fetch_on} has no effect: its files are on this machine or in a bucket", key)
-        elif asset.fetch_on == "vm" and no_network:
-            yield Issue(f"vm has no effect with {no_network}, which has no network for a VM; this machine fetches", key)
+        if asset.fetch_on == "pod" and not asset.is_remote:
+            key = f"assets.{kind}s.{name}.fetch_on"
+            yield Issue("pod has no effect: its files are on this machine or in a bucket", key)
 
 
 def _downloads(config: Config) -> Iterator[tuple[str, RemoteFile]]:
@@ -114,7 +106,7 @@ def bastion_has_assets(config: Config) -> Iterator[Issue]:
     """A bastion can use only assets that are already in the bucket."""
     if config.recovery.driver != "bastion":
         return
-    message = "pod does not work with recovery.driver=bastion; use laptop or vm, which fetch before the handover"
+    message = "pod does not work with recovery.driver=bastion; use laptop, which fetches before the handover"
     if config.assets.fetch_on == "pod":
         yield Issue(message)
     for kind, name, asset in config.assets.iter_assets():

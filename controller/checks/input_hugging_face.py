@@ -31,7 +31,7 @@ from controller.inputs.hub_sources import (
 )
 from controller.inputs.resolved_assets import ResolvedAsset
 from controller.plan.build import Plan, missing_assets
-from controller.plan.worker_steps import describe_fetch, fetcher_of
+from controller.plan.worker_steps import describe_fetch, fetched_on_pod
 from controller.resources.uploads.source_assets import THREADS, hub_access, list_objects
 
 TIMEOUT_SECONDS = 10.0
@@ -280,7 +280,7 @@ def _questions(plan: Plan, context: Context, asset: ResolvedAsset, key: str) -> 
     free = shutil.disk_usage(folder if folder.is_dir() else Path.home()).free
     size = sum(file.size for file in files)
     most = sum(sorted((file.size for file in files), reverse=True)[:THREADS])
-    if most > free and fetcher_of(plan.config, asset, size) == "laptop":
+    if most > free and not fetched_on_pod(plan.config, asset):
         message = f"its {THREADS} largest files take {format_size(most)}; {folder} has {format_size(free)} free"
         yield Issue(f"{message}. Free some, or set run.state_dir to a folder on a larger disk", key)
     how = describe_fetch(plan.config, asset, size, context.clock.now())

@@ -8,7 +8,7 @@ from controller.gcp.answers import is_marked, leaf
 from controller.gcp.google_errors import ServiceDisabledError
 from controller.reconcile import Resource
 from controller.resources.accounts import ServiceAccount
-from controller.resources.bastion_vm import SmallVm
+from controller.resources.bastion_vm import Bastion
 from controller.resources.firewall import Firewall
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import project_slices
@@ -56,7 +56,7 @@ def dependents(context: Context, node: Node, doomed: list[Resource]) -> list[str
         found += _in_network(context, network, ids)
     networks = {r.name for r in doomed if isinstance(r, Network)}
     accounts = {r.email(context) for r in doomed if isinstance(r, ServiceAccount)}
-    ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, SmallVm)}
+    ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, Bastion)}
     for title, network, place, account in _machines(context, node):
         if title in ours:
             continue

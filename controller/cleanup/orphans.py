@@ -18,7 +18,6 @@ from controller.resources.bastion_vm import POD_LABEL, RUN_LABEL
 from controller.resources.pod.plane import Leftover
 from controller.resources.pod.planes import all_planes, project_slices, provisioners_of
 from controller.resources.pod.provisioner import WAITING_STATES, SliceStatus
-from controller.resources.uploads.nearby import ASSET_LABEL, HASH_LABEL
 from controller.run.launch import PodQueue
 
 MIN_AGE_SECONDS = 1800.0
@@ -180,7 +179,7 @@ def _disks(context: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
 def _machines(
     context: Context, buckets: list[str], in_use: set[str], of_pods: set[tuple[str, str]]
 ) -> Iterator[BilledItem]:
-    """Yield VMs that carry our label and are no workers: bastions, and those that fetch assets."""
+    """Yield VMs that carry our label and are no workers: bastions."""
     for zone, item in _list_managed(context, "instances", is_labelled):
         if (zone, item["name"]) in of_pods:
             continue
@@ -193,19 +192,7 @@ def _machines(
             drives = any(_bastion_drives_run(context, bucket, pod, run_id) for bucket in buckets)
             use = f"it controls {run_id}" if drives or age < MIN_AGE_SECONDS else ""
             why = f"{run_id} has ended or has no controller"
-        if asset := item.get("labels", {}).get(ASSET_LABEL):
-            manifest = f"assets/{asset}-{item['labels'].get(HASH_LABEL)}/manifest.json"
-            arrived = any(_has_object(context, bucket, manifest) for bucket in buckets)
-            use, why = "" if arrived else f"it fetches {asset}", f"{asset} is in the bucket"
         yield BilledItem("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
-
-
-def _has_object(context: Context, bucket: str, name: str) -> bool:
-    try:
-        context.google.call("storage", "objects.get", bucket=bucket, object=name)
-    except (ForbiddenError, NotFoundError):
-        return False
-    return True
 
 
 def _bastion_drives_run(context: Context, bucket: str, pod: str, run_id: str) -> bool:

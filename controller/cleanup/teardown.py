@@ -27,7 +27,6 @@ from controller.resources.pod.node import Node
 from controller.resources.pod.planes import plane_of, project_slices
 from controller.resources.pod.provisioner import SliceStatus
 from controller.resources.pod.slice_requests import hidden_place
-from controller.resources.uploads.nearby import NearbyAsset
 from controller.run.session import Session
 from controller.sampler_release import end_pods
 from controller.ssh.fleet import failures
@@ -196,10 +195,9 @@ def _observe(session: Session, everything: bool, notes: list[str]) -> list[Resou
 
 
 def _of_pod(plan: Plan) -> list[Resource]:
-    """Return the node, its data disk, which is deleted after it, the VMs that serve the pod, and pods of samplers."""
+    """Return the node, its data disk, which is deleted after it, its bastion, and pods of samplers."""
     node, bastions = plan.node, [r for r in plan.resources if isinstance(r, Bastion)]
-    others = [*bastions, *(r.machine for r in plan.resources if isinstance(r, NearbyAsset))]
-    others += [one.node for one in sampler_plans(plan, Path.cwd())]
+    others = [*bastions, *(one.node for one in sampler_plans(plan, Path.cwd()))]
     if (disk := node.disk) is None:
         return [node, *others]
     return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *others]

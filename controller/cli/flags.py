@@ -157,11 +157,9 @@ VERBS: dict[str, Verb] = {
     ),
     "capacity": Verb(
         "show where requests for pods were granted lately, after what wait, and how long the pods lived", "look",
-        "capacity.md", ("capacity", "capacity --days 1 --refresh", "capacity --calendar 2 tpu=v6e_8"),
+        "capacity.md", ("capacity", "capacity --days 1 --refresh"),
         (_flag("--days", "how far to look back (default: 7)", "number", type=float, default=7.0, metavar="N"),
-         _flag("--refresh", "also read the bucket, for requests from other machines", action="store_true"),
-         _flag("--calendar", "ask Google where and when the pod can be reserved for so many days; books nothing",
-               "number", type=float, default=None, metavar="DAYS")),
+         _flag("--refresh", "also read the bucket, for requests from other machines", action="store_true")),
     ),
     "report": Verb(
         "write an HTML page about runs or a sweep: curves, comparisons, time, cost, transcripts", "look", "report.md",

@@ -15,7 +15,6 @@ import time
 import urllib.error
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from controller.core.errors import CloudError
@@ -25,23 +24,10 @@ from controller.inputs.resolved_assets import AssetFile, BuildRecipe
 TIMEOUT_SECONDS = 60.0
 CHECK_SECONDS = 10.0
 """Of a request of `plan`."""
-REFUSED_WITHOUT_TOKEN = (401, 403, 404)
-"""Answers of servers to a request without a token for a file that needs one."""
 
 
 class DownloadError(SourceError):
     """A server does not give a file of the web."""
-
-
-class TokenNeededError(SourceError):
-    """Only who has the token can read a file, and the token stays on this machine."""
-
-
-class FoundFile(NamedTuple):
-    """A file on a server: its size, if that is told, and the address at which no token is needed any more."""
-
-    size: int | None
-    address: str
 
 
 def token_for(source: AssetFile, secrets: Mapping[str, str]) -> str | None:
@@ -67,21 +53,15 @@ def explain(error: Exception, url: str, token: str | None) -> DownloadError:
     if error.code in (401, 403):
         asked = "it requires a token: set env.secrets.HF_TOKEN, or files.….token_secret"
         why = "the token does not grant access" if token else asked
-        return DownloadError(f"{place} refused access ({error.code}): {why}", True, error.code)
+        return DownloadError(f"{place} refused access ({error.code}): {why}")
     if 300 <= error.code < 400:
-        message = f"cannot fetch {place}: it is redirected in a circle, or not to http ({error.code})"
-        return DownloadError(message, True, error.code)
+        return DownloadError(f"cannot fetch {place}: it is redirected in a circle, or not to http ({error.code})")
     permanent = error.code < 500 and error.code not in (408, 429)
-    return DownloadError(f"cannot fetch {place}: {error}", permanent, error.code)
+    return DownloadError(f"cannot fetch {place}: {error}", permanent)
 
 
-def is_full(error: Exception) -> bool:
-    """Return whether a disk was full."""
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC
-
-
-def find_file(url: str, token: str | None, timeout: float = TIMEOUT_SECONDS) -> FoundFile:
-    """Ask for the first byte of a file, as its download will.
+def find_file(url: str, token: str | None) -> int | None:
+    """Ask for the first byte of a file, as its download will; return its size, None if that is not told.
 
     Raises:
         DownloadError: the server refuses it, or does not answer.
@@ -93,48 +73,18 @@ def find_file(url: str, token: str | None, timeout: float = TIMEOUT_SECONDS) -> 
     if token:  # hosts redirect to storage, which must not get the token
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urlopen(request, timeout=timeout) as answer:  # noqa: S310
+        with urlopen(request, timeout=CHECK_SECONDS) as answer:  # noqa: S310
             told = answer.headers.get("Content-Length")
             if answer.status == 206:
                 told = (answer.headers.get("Content-Range") or "").rpartition("/")[2]
-            return FoundFile(int(told) if (told or "").isdigit() else None, answer.url)
+            return int(told) if told and told.isdigit() else None
     except urllib.error.HTTPError as error:
         if error.code == 416:  # it is empty
             error.close()
-            return FoundFile(0, url)
+            return 0
         raise explain(error, url, token) from None
     except (OSError, HTTPException, ValueError) as error:
         raise explain(error, url, token) from None
-
-
-def find_open_file(url: str, token: str | None, timeout: float = TIMEOUT_SECONDS) -> FoundFile:
-    """Return the size of a file, and where a machine without the token can read it, for a while at least.
-
-    Raises:
-        DownloadError: the server refuses it, or does not answer.
-        TokenNeededError: its server sends it itself, to those with a token.
-    """
-    try:
-        return FoundFile(find_file(url, None, timeout).size, url)
-    except DownloadError as error:
-        if not token or error.status not in REFUSED_WITHOUT_TOKEN:
-            raise
-    found = find_file(url, token, timeout)
-    if urlsplit(found.address).netloc == urlsplit(url).netloc:
-        raise TokenNeededError(f"{place_of(url)} is sent only to those with a token, which stays on this machine")
-    return found
-
-
-def with_patience(ask: Callable[[], FoundFile], sleep: Callable[[float], None]) -> FoundFile:
-    """Ask again where that may help."""
-    for pause in (PAUSE_SECONDS * 2**number for number in range(ATTEMPTS - 1)):
-        try:
-            return ask()
-        except DownloadError as error:
-            if error.permanent:
-                raise
-        sleep(pause)
-    return ask()
 
 
 CHUNK = 1 << 20
@@ -238,7 +188,7 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
             raise explain(error, url, token) from None
         error.close()
     except (OSError, HTTPException) as error:
-        if is_full(error):
+        if getattr(error, "errno", None) == errno.ENOSPC:
             message = f"no space left in {part.parent}; free some, `slipway up` resumes"
             raise DownloadError(message, permanent=True) from None
         raise explain(error, url, token) from None

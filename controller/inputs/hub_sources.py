@@ -33,14 +33,11 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class SourceError(CloudError):
-    """The files of a source cannot be listed or fetched. `permanent`: not for want of a network or of patience.
+    """The files of a source cannot be listed or fetched. `permanent`: not for want of a network or of patience."""
 
-    `status` is that of the server's answer, 0 without one.
-    """
-
-    def __init__(self, message: str, permanent: bool = True, status: int = 0) -> None:
+    def __init__(self, message: str, permanent: bool = True) -> None:
         super().__init__(message)
-        self.permanent, self.status = permanent, status
+        self.permanent = permanent
 
 
 class SourceFile(NamedTuple):
@@ -179,8 +176,7 @@ def explain(asked: HubQuestion, error: Exception) -> str:
 def _refusal(
     address: SourceAddress, access: HubAccess, error: Exception, file: SourceFile | None = None
 ) -> SourceError:
-    status = error_status(error)
-    return SourceError(explain(question(address, access, file), error), status in REFUSALS, status)
+    return SourceError(explain(question(address, access, file), error), error_status(error) in REFUSALS)
 
 
 def error_status(error: Exception) -> int:
@@ -197,32 +193,6 @@ def require_readable(address: SourceAddress, commit: str, files: Sequence[Source
         _metadata(address, commit, file, access)
     except (HTTPError, OSError) as error:
         raise _refusal(address, access, error, file) from None
-
-
-def signed_address(
-    address: SourceAddress, commit: str, file: SourceFile, access: HubAccess, sleep: Callable[[float], None]
-) -> str:
-    """Return the address to which the Hub redirects for a large file: whoever has it needs no token for an hour.
-
-    Raises:
-        SourceError: the file cannot be read, or this Hub sends it itself, to those with a token.
-    """
-    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
-
-    failures = 0
-    while True:
-        try:
-            place = _metadata(address, commit, file, access).location
-            break
-        except (HTTPError, OSError) as error:
-            failures += 1
-            if failures == ATTEMPTS:
-                raise _refusal(address, access, error, file) from None
-            sleep(PAUSE_SECONDS * 2 ** (failures - 1))
-    if access.token and urlsplit(place).netloc == urlsplit(access.endpoint).netloc:
-        message = f"{access.endpoint} signs no address for {file.path}, and its token stays on this machine"
-        raise SourceError(f"{address.repository}: {message}; set assets.fetch_on=laptop")
-    return place
 
 
 def fetch_file(

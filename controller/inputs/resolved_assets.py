@@ -102,7 +102,7 @@ class AssetFile:
 class BuildRecipe:
     """A command that makes an asset's files; it runs in `root` and fills the folder `output`.
 
-    `bound` says why it can run on this machine only, `vm_bound` why on no VM; empty: it can.
+    `bound` says why it can run on this machine only; empty: it can run on the pod.
     """
 
     argv: tuple[str, ...]
@@ -110,7 +110,6 @@ class BuildRecipe:
     output: Path
     inputs: tuple[str, ...] = ()
     bound: str = ""
-    vm_bound: str = ""
 
     @property
     def sources(self) -> tuple[SourceAddress, ...]:

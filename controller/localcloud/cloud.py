@@ -19,7 +19,6 @@ from aiohttp import web
 from controller.localcloud.apis.buckets import Buckets, StoredObjects
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
-from controller.localcloud.apis.compute_engine.advice import Advice
 from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.compute_engine.groups import Groups
 from controller.localcloud.apis.compute_engine.instances import TpuInstances
@@ -114,7 +113,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         QueuedResources(**shared, nodes=nodes),
         Locations(**shared, nodes=nodes),
         Projects(**shared, apis=enabled_apis),
-        *(kind(**shared) for kind in (Advice, CustomRoles, Billing, SecretManager, OsLogin)),
+        *(kind(**shared) for kind in (CustomRoles, Billing, SecretManager, OsLogin)),
         Buckets(**shared, objects=objects),
         StoredObjects(**shared, objects=objects, blobs=blobs),
     )

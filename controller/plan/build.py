@@ -19,7 +19,6 @@ from controller.inputs.resolved_assets import ResolvedAsset, resolve_assets
 from controller.plan.project_steps import bastion_resources, shared_resources, with_own_steps
 from controller.plan.worker_steps import (
     WorkerInputs,
-    fetched_nearby,
     fetched_on_pod,
     venv_requirements,
     with_bounds,
@@ -34,8 +33,6 @@ from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.services import Services
 from controller.resources.uploads.archives import CodeArchive, Secrets, Wheels
 from controller.resources.uploads.bucket_assets import AssetInBucket, UploadedAsset
-from controller.resources.uploads.errands import NearbyBuild, NearbyFiles, NearbySource, VmVenv
-from controller.resources.uploads.nearby import NearbyAsset, fetch_vm
 from controller.resources.uploads.source_assets import SourcedAsset
 from controller.ssh.fleet import WorkerError, WorkersFailedError
 
@@ -136,7 +133,7 @@ def build_plan(
     requirements = venv_requirements(config, code)
     if recorded is not None and requirements.text and config.env.packages == "lock":
         requirements = Requirements(recorded.lock)
-    held = {path: with_bounds(config, asset, code, requirements) for path, asset in held.items()}
+    held = {path: with_bounds(config, asset, code) for path, asset in held.items()}
     early = tuple(_resources_before_pod(config, bucket, code, held, vault, requirements))
     early = with_own_steps(config, (folder, code.root), early)
     # A billed TPU never waits for an upload or a permission: all shared resources come first.
@@ -159,45 +156,24 @@ def _resources_before_pod(
     requirements: Requirements,
 ) -> Iterator[Resource]:
     here = isinstance(config.cloud, HereCloud)
-    shared = [] if here else list(shared_resources(config, bucket))
-    yield from shared
+    if not here:
+        yield from shared_resources(config, bucket)
     depends_on = () if here else (f"{Bucket.kind}/{bucket}",)
     if vault.names:
         secrets = Secrets(name="env", vault=vault, depends_on=() if here else (f"{Services.kind}/apis",))
         yield secrets
         depends_on = (*depends_on, secrets.id)
     archive = CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, depends_on=depends_on)
-    all_before = tuple(dict.fromkeys((*depends_on, *(r.id for r in shared))))
     for asset in held.values():
-        where: dict[str, Any] = {"name": asset.name, "bucket": bucket, "content": asset, "vault": vault}
-        if fetched_nearby(config, asset):
-            yield _nearby_asset(config, asset, where, all_before, archive, requirements)
-        elif not fetched_on_pod(config, asset):
-            yield (SourcedAsset if asset.source else UploadedAsset)(**where, depends_on=depends_on)
+        if not fetched_on_pod(config, asset):
+            kind = SourcedAsset if asset.source else UploadedAsset
+            yield kind(name=asset.name, bucket=bucket, content=asset, vault=vault, depends_on=depends_on)
     yield archive
     if requirements.git:
         python = config.env.python
         lines = requirements.git
         name = digest([[line.line for line in lines], python])[:16]
         yield Wheels(name=name, bucket=bucket, python=python, lines=lines, depends_on=depends_on)
-
-
-def _nearby_asset(
-    config: Config,
-    asset: ResolvedAsset,
-    where: Mapping[str, Any],
-    all_before: tuple[str, ...],
-    archive: CodeArchive,
-    requirements: Requirements,
-) -> NearbyAsset:
-    wanted = config.assets.fetch_on_of(asset.kind, asset.name)
-    on_vm: dict[str, Any] = {
-        **where, "machine": fetch_vm(config, archive.bucket, asset), "always": wanted == "vm", "depends_on": all_before
-    }  # fmt: skip
-    if asset.recipe is None:
-        return (NearbySource if asset.source else NearbyFiles)(**on_vm)
-    on_vm["depends_on"] = (*all_before, archive.id)
-    return NearbyBuild(**on_vm, code=archive, venv=VmVenv.of(config, requirements.text))
 
 
 def node_resource(config: Config, depends_on: tuple[str, ...]) -> Node:

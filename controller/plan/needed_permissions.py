@@ -107,16 +107,13 @@ DATA_DISK = Use(
         "compute disks.insert", "compute disks.get", "compute disks.delete", "compute zoneOperations.wait",
         "compute.disks.setLabels"),
 )  # fmt: skip
-SMALL_VM = (
-    "compute instances.get", "compute instances.insert", "compute instances.delete",
-    "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute.instances.setMetadata",
-    "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS,
-)  # fmt: skip
 BASTION = (
-    Use("bastion", always=("compute machineTypes.get", *SMALL_VM), account="driver"),
+    Use("bastion", always=(
+        "compute machineTypes.get", "compute instances.get", "compute instances.insert", "compute instances.delete",
+        "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute.instances.setMetadata",
+        "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS), account="driver"),
     Use("roles on the bastion", always=("compute instances.getIamPolicy", "compute instances.setIamPolicy")),
-)
-FETCH_VM = Use("VM that fetches assets", make=SMALL_VM)
+)  # fmt: skip
 BILLING_BUDGET = Use(
     "billing budget",
     ("billingbudgets billingAccounts.budgets.list",),
@@ -180,13 +177,7 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
         return
     for part, calls in pods.items():
         yield Use(part, always=(*calls.own, ACT_AS), change=calls.change)
-        if "reserved" in config.tpu.capacity and calls.calendar:
-            yield Use("calendar reservations (`slipway capacity --calendar`)", change=calls.calendar)
     yield from NETWORK
-    if config.assets.may_use_vm:
-        yield FETCH_VM
-        if not config.network.nat:
-            yield Use(FETCH_VM.part, make=("compute.subnetworks.useExternalIp",))
     yield from (NAT,) if config.network.nat else ()
     yield from _account_uses(config.cloud.service_account, config)
     yield from (DATA_DISK,) if config.tpu.data_disk_gb else ()

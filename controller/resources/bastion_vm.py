@@ -1,9 +1,5 @@
-"""The bastion, a small Compute Engine VM, and the archive of Slipway that it installs.
+"""The bastion, a small Compute Engine VM, and the archive of Slipway that it installs."""
 
-`SmallVm` is what the bastion and the VM that fetches an asset have in common: they run one startup script.
-"""
-
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -21,12 +17,19 @@ MIN_RUN_SECONDS = 30
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 STARTING_STATES = frozenset({"PROVISIONING", "STAGING", "REPAIRING"})
 ENDING_STATES = frozenset({"STOPPING", "SUSPENDING"})
+RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallVm(Resource):
-    """A VM by its name (https://cloud.google.com/compute/docs/reference/rest/v1/instances); wanted is a RUNNING one."""
+class Bastion(Resource):
+    """The bastion that is RUNNING for this run.
 
+    Another bastion of ours by that name is replaced: its run has ended, or could not start.
+    https://cloud.google.com/compute/docs/reference/rest/v1/instances
+    """
+
+    kind: ClassVar[str] = "bastion"
+    scope: ClassVar[Scope] = "pod"
     zone: str = field(compare=False)
     machine_type: str = field(compare=False)
     network: str = field(compare=False)
@@ -38,6 +41,9 @@ class SmallVm(Resource):
     max_seconds: float | None = field(default=None, compare=False)
     """After this long running, Compute Engine deletes it; None: never."""
     status: str = "RUNNING"
+    script: str = field(default="", compare=False, repr=False)
+    orders: str = field(default="", compare=False, repr=False)
+    run_id: str
 
     @property
     def title(self) -> str:
@@ -61,7 +67,8 @@ class SmallVm(Resource):
             return None
 
     def read(self, answer: dict[str, Any]) -> Self:
-        return replace(self, status=answer["status"], marked=is_labelled(answer))
+        run_id = answer.get("labels", {}).get(RUN_LABEL, "")
+        return replace(self, status=answer["status"], marked=is_labelled(answer), run_id=run_id)
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action != "create":
@@ -110,24 +117,18 @@ class SmallVm(Resource):
                 {
                     "autoDelete": True,
                     "boot": True,
-                    "initializeParams": {"sourceImage": IMAGE, **self.disk_parameters(context)},
+                    "initializeParams": {"sourceImage": IMAGE},
                     "mode": "READ_WRITE",
                     "type": "PERSISTENT",
                 }
             ],
-            "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata().items()]},
+            "metadata": {
+                "items": [{"key": "startup-script", "value": self.script}, {"key": "slipway", "value": self.orders}]
+            },
             "networkInterfaces": [card],
             "scheduling": scheduling,
             "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
         }
-
-    @abstractmethod
-    def metadata(self) -> dict[str, str]:
-        """Return its startup script, and what that reads, JSON, as the attribute `slipway`."""
-
-    def disk_parameters(self, context: Context) -> dict[str, str]:
-        """Return what its boot disk has besides the image; by default Compute Engine chooses 10 GB of a slow disk."""
-        return {}
 
     def serial_output(self, context: Context) -> str:
         """Return the output on its serial port; empty if unavailable."""
@@ -139,29 +140,6 @@ class SmallVm(Resource):
     def _call(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
         where = {"project": context.project, "zone": self.zone} | ({} if verb == "insert" else {"instance": self.name})
         return context.google.call("compute", f"instances.{verb}", **where, **parameters)
-
-
-RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bastion(SmallVm):
-    """The bastion that is RUNNING for this run.
-
-    Another bastion of ours by that name is replaced: its run has ended, or could not start.
-    """
-
-    kind: ClassVar[str] = "bastion"
-    scope: ClassVar[Scope] = "pod"
-    script: str = field(default="", compare=False, repr=False)
-    orders: str = field(default="", compare=False, repr=False)
-    run_id: str
-
-    def metadata(self) -> dict[str, str]:
-        return {"startup-script": self.script, "slipway": self.orders}
-
-    def read(self, answer: dict[str, Any]) -> Self:
-        return replace(super().read(answer), run_id=answer.get("labels", {}).get(RUN_LABEL, ""))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,14 +88,6 @@ class MetricAverages:
         return cls(body["updates"], body["values"])
 
 
-@dataclass(frozen=True)
-class AlertChange:
-    """An alert that is raised or, if `message` is empty, over. The controller shows it under its name."""
-
-    name: str
-    message: str = ""
-
-
 class AlertMonitor:
     """Checks every update. Checkpoints store its state, so that a resumed run raises the same alerts."""
 
@@ -104,8 +96,10 @@ class AlertMonitor:
         self._settings, self._last_step = settings, last
         self.state: dict[str, Any] = {"told": [], "lasting": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
 
-    def check(self, step: int, values: dict[str, float]) -> list[AlertChange]:
-        """Return what changes after update `step` of the phase with these metrics; usually nothing."""
+    def check(self, step: int, values: dict[str, float]) -> dict[str, str]:
+        """Return the message of each alert that begins after update `step` of the phase with these metrics, by its name
+        in the controller; one that is over has none.
+        """
         wanted, seen = self._settings, self.state
         seen["without_answer"] = seen["without_answer"] + 1 if values["accuracy"] == 0 else 0
         seen["equal"] = seen["equal"] + 1 if values["zero_variance_groups"] == 1 else 0
@@ -150,7 +144,7 @@ class AlertMonitor:
         over = [name for name in seen.get("lasting", ()) if name not in found]
         seen["told"] = [*seen["told"], *new]
         seen["lasting"] = [name for name in [*seen.get("lasting", ()), *new] if name not in over]
-        return [*(AlertChange(name, found[name]) for name in new), *(AlertChange(name) for name in over)]
+        return {name: found[name] for name in new} | dict.fromkeys(over, "")
 
 
 @dataclass(frozen=True)
@@ -250,11 +244,11 @@ class Telemetry:
 
     def _log_alerts(self, step: int, total_step: int, values: dict[str, float]) -> None:
         changes = self._alerts.check(step, values)
-        if said := [f"ALERT after update {step}: {change.message}" for change in changes if change.message]:
+        if said := [f"ALERT after update {step}: {message}" for message in changes.values() if message]:
             startup_report.log_on_main(*said)
             self._log.log_text(step, "alerts", "\n\n".join(said))
-        for change in changes:
-            self._log.log_alert(total_step, change.name, change.message)
+        for name, message in changes.items():
+            self._log.log_alert(total_step, name, message)
 
     def _log_line(self, progress: Progress) -> None:
         """Write a metric line for the updates since the last one."""

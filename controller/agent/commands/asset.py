@@ -1,4 +1,4 @@
-"""Assets that this worker or VM copies to the bucket, or that a command makes on it.
+"""Assets that this worker copies to the bucket, or that a command makes on it.
 
 A worker has the bandwidth and possibly the only access. A build runs in a copy of the code, with the packages of the
 program.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import os
 import shlex
@@ -20,7 +19,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -29,7 +27,6 @@ from ..fs import (
     CHUNK_BYTES,
     AgentError,
     agent_root,
-    checked,
     file_hash,
     file_size,
     locked,
@@ -40,45 +37,14 @@ from ..fs import (
     say,
     write_json,
 )
-from ..transfers import TransferError, is_folder, object_exists, read_object, upload_file, upload_stream, with_retries
-from ..worker_processes import is_alive, run_tool, send_signal, start_time
-from .run_inputs import check_out, install_code
-from .venv import install_venv, program_env
-
-if TYPE_CHECKING:
-    from ..protocol import InstallCodeRequest, InstallVenvRequest
+from ..transfers import TransferError, is_folder, object_exists, upload_file, upload_stream, with_retries
+from ..worker_processes import is_alive, send_signal, start_time
+from .run_inputs import check_out
+from .venv import program_env
 
 THREADS = 4
 RETRY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before each further try of a download without progress."""
-ORDERS_PAUSE_SECONDS = 10.0
-"""Between two tries of `fetch_ordered`."""
-
-
-class FinalError(AgentError):
-    """Failure that no further try of a VM would change: a wrong content, a full disk."""
-
-
-def fetch_ordered(bucket: str, orders: str) -> None:
-    """Run `fetch_asset` or `build_asset` with the request in an object of the bucket, until it succeeds.
-
-    Otherwise prints {"error": …}, with {"final": true} where a further try would not help.
-
-    The controller replaces the object now and then: signed addresses expire.
-    """
-    while True:
-        try:
-            request = checked(json.loads(read_object(bucket, orders)), orders)
-            return build_asset(**request) if "argv" in request else fetch_asset(**request)
-        except AgentError as error:
-            say(failure(error))
-        time.sleep(ORDERS_PAUSE_SECONDS)
-
-
-def failure(error: AgentError) -> dict[str, Any]:
-    """Return the line of a failure, with the end of a log if there is one."""
-    said = f"{error}:\n{error.detail}" if error.detail else str(error)
-    return {"error": said, "final": True} if isinstance(error, FinalError) else {"error": said}
 
 
 def fetch_asset(
@@ -112,7 +78,7 @@ def fetch_asset(
             pool.shutdown(cancel_futures=True)
         text = manifest.encode()
         with_retries(lambda: upload_stream([text], len(text), bucket, f"{prefix}/manifest.json"))
-    telling.emit({"done": True})
+    say({"done": True})
 
 
 class ProgressReporter:
@@ -127,10 +93,7 @@ class ProgressReporter:
             self._bytes_done += size
             if self._bytes_done - self._reported_at >= 16 * CHUNK_BYTES:
                 self._reported_at = self._bytes_done
-                self.emit({"bytes": self._bytes_done})
-
-    def emit(self, line: dict[str, Any]) -> None:
-        say(line)
+                say({"bytes": self._bytes_done})
 
 
 def _fetch_file(
@@ -147,7 +110,7 @@ def _fetch_file(
         _fill(name, file["url"], part, token, telling)
     if (found := file_hash(part)) != file["sha256"]:
         part.unlink()
-        raise FinalError(f"{name}: {place} has SHA-256 {found[:12]}…, but the config has {file['sha256'][:12]}…")
+        raise AgentError(f"{name}: {place} has SHA-256 {found[:12]}…, but the config has {file['sha256'][:12]}…")
     with_retries(lambda: upload_file(part, bucket, target))
     part.unlink()
 
@@ -194,7 +157,7 @@ def _download(name: str, url: str, part: Path, token: str | None, telling: Progr
         raise TransferError(f"{name}: {place} answered HTTP {error.code}{why}", permanent) from error
     except (OSError, HTTPException) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
-            raise FinalError(f"{name}: no space left in {part.parent} of this machine") from error
+            raise AgentError(f"{name}: no space left in {part.parent} of this machine") from error
         raise TransferError(f"{name}: cannot fetch {place}: {error}") from error
 
 
@@ -211,8 +174,6 @@ def build_asset(
     venv: str,
     env: dict[str, str] | None = None,
     secrets: dict[str, str] | None = None,
-    get_code: InstallCodeRequest | None = None,
-    get_venv: InstallVenvRequest | None = None,
 ) -> None:
     """Run a command that fills a folder, copy its files to the bucket, then write the manifest.
 
@@ -227,22 +188,15 @@ def build_asset(
         venv: fingerprint of the venv in which it runs.
         env: its variables beside those of this session.
         secrets: more of them, masked in the log.
-        get_code: request to install the code first, where no controller has done so.
-        get_venv: the same for the venv.
 
     Raises:
         AgentError: the command fails, with the end of its log as detail.
     """
     name = prefix.rpartition("/")[2]
     folder, telling = safe_join("builds", name), ProgressReporter()
-    telling.emit({"bytes": 0})
+    say({"bytes": 0})
     with locked(f"fetch-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"):
         if not object_exists(bucket, f"{prefix}/manifest.json"):
-            if get_code is not None:
-                install_code(**get_code)
-            if get_venv is not None:
-                _require_pip()
-                install_venv(**get_venv)
             if not (folder / "output").is_dir():
                 with tool_environment(secrets or {}) as given:
                     variables = program_env(venv, {**(env or {}), **given})
@@ -251,12 +205,12 @@ def build_asset(
                     raise failure
             _send(folder, bucket, prefix, telling)
         remove_tree(folder)
-    telling.emit({"done": True})
+    say({"done": True})
 
 
 def _run(
     folder: Path, argv: list[str], code: str, env: dict[str, str], mask: SecretMask, bucket: str
-) -> FinalError | None:
+) -> AgentError | None:
     """Run the command and return why it failed, if it did; its folder becomes `output` only if it succeeds."""
     _end_earlier(folder)
     work, draft, log = folder / "work", folder / "draft", folder / "build.log"
@@ -273,7 +227,7 @@ def _run(
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return FinalError(f"`{shlex.join(argv)}` cannot start here: {error.strerror}")
+            return AgentError(f"`{shlex.join(argv)}` cannot start here: {error.strerror}")
         write_json(folder / "process.json", {"pid": process.pid, "start_time": start_time(process.pid)})
         status = process.wait()
     mask.mask_file(log)
@@ -283,7 +237,7 @@ def _run(
         with_retries(lambda: upload_file(log, bucket, name))
         tail = read_range(log, max(0, file_size(log) - TAIL_BYTES), TAIL_BYTES).decode(errors="replace").rstrip()
         where = f"{bucket}/{name}" if is_folder(bucket) else f"gs://{bucket}/{name}"
-        return FinalError(f"`{shlex.join(argv)}` {why}; its log is {where}", tail)
+        return AgentError(f"`{shlex.join(argv)}` {why}; its log is {where}", tail)
     draft.rename(folder / "output")
     return None
 
@@ -316,12 +270,3 @@ def _send(folder: Path, bucket: str, prefix: str, telling: ProgressReporter) -> 
         list(pool.map(send, found))
     text = (json.dumps(sent, indent=1, sort_keys=True) + "\n").encode()
     with_retries(lambda: upload_stream([text], len(text), bucket, f"{prefix}/manifest.json"))
-
-
-def _require_pip() -> None:
-    """Let Python install uv: Debian's image has no pip."""
-    if importlib.util.find_spec("pip") is None and shutil.which("uv") is None:
-        wait = ("-o", "DPkg::Lock::Timeout=300")  # unattended upgrades run at the first boot
-        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        run_tool(["apt-get", *wait, "update", "--quiet"], env=env)
-        run_tool(["apt-get", *wait, "install", "--quiet", "--yes", "python3-pip"], env=env)

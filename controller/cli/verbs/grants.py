@@ -8,7 +8,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -27,11 +26,9 @@ from controller.resources.pod.planes import all_planes
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
-    from controller.resources.pod.plane import CalendarOffer
 
 DAY = 24 * 3600.0
 MAX_DAYS = 3650
-MAX_RESERVED_DAYS = 90
 SLOTS = 28
 """Characters of a picture."""
 LEGEND = "█ granted  ▄ some granted  × refused  · no request"
@@ -41,8 +38,6 @@ def run_capacity(command: Command) -> int:
     days, state = command.flags.days, command.options.state_dir
     if not 0 < days <= MAX_DAYS:
         raise ConfigError(f"--days: {days:g}; it must be above 0 and at most {MAX_DAYS}")
-    if command.flags.calendar is not None:
-        return _show_calendar(command, command.flags.calendar)
     now = time.time()
     if command.flags.refresh:
         from controller.config.run_yaml import bucket_name
@@ -65,10 +60,9 @@ def run_capacity(command: Command) -> int:
 
 def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, width: int | None) -> list[str]:
     """Format a table of places with a picture of each, from the oldest request on the left to now."""
+    span = plural(int(days), "day") if days == int(days) else f"{days:g} days"
     if not entries:
-        return [
-            f"no requests for pods in the last {plural_days(days)}; `slipway capacity --refresh` also reads the bucket"
-        ]
+        return [f"no requests for pods in the last {span}; `slipway capacity --refresh` also reads the bucket"]
     groups, several = _by_place(entries), len({_plane(entry.provisioner) for entry in entries}) > 1
     columns = {
         "type": [group[0].accelerator_type for group in groups],
@@ -79,68 +73,16 @@ def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, wi
         "waited": [_median(e.waited_seconds for e in group if e.answer == GRANTED) for group in groups],
         "lived": [_lived(group) for group in groups],
         "last": [f"{_answer(group[-1])}, {format_duration(now - group[-1].time)} ago" for group in groups],
-        f"{plural_days(days)}": [_picture(group, days, now) for group in groups],
+        span: [_picture(group, days, now) for group in groups],
     }
-    concessions = [(plural_days(days), None), ("waited", None), ("lived", None)]
+    concessions = [(span, None), ("waited", None), ("lived", None)]
     titles, rows, left_out = fit_table(columns, width, concessions, folded="last")
     lines = ["  ".join(titles).rstrip(), *("  ".join(row).rstrip() for row in rows)]
-    if plural_days(days) in left_out:
+    if span in left_out:
         names = [f"{_place(group[0])}{f', {_plane(group[0].provisioner)}' if several else ''}" for group in groups]
         picture = [f"{_picture(group, days, now)}  {name}" for group, name in zip(groups, names, strict=True)]
-        lines += ["", f"the last {plural_days(days)}:", *picture]
+        lines += ["", f"the last {span}:", *picture]
     return [*lines, "", wrap(LEGEND, width)]
-
-
-def plural_days(days: float) -> str:
-    return plural(int(days), "day") if days == int(days) else f"{days:g} days"
-
-
-def _show_calendar(command: Command, days: float) -> int:
-    """Print where and when Google advises a reservation for the config's pod; 1 if nowhere."""
-    from conf.schema.cloud import HereCloud
-    from controller.connect import open_context
-    from controller.resources.pod.planes import planes_for
-
-    if not 1 <= days <= MAX_RESERVED_DAYS:
-        raise ConfigError(f"--calendar: {days:g}; Google reserves for 1 to {MAX_RESERVED_DAYS} days")
-    config = command.options.cloud_config()
-    if isinstance(config.cloud, HereCloud):
-        raise ConfigError("cloud: a pod on this machine needs no reservation; choose one in Google Cloud")
-    asked = [plane for plane in planes_for(config) if plane.methods.calendar]
-    if not asked:
-        message = f"no plane of this config has calendar reservations for {config.tpu.accelerator_type}"
-        raise ConfigError(f"tpu.plane: {message}; they are for v5p, v6e and TPU7x of Compute Engine")
-    with open_context(config) as (context, _), command.options.showing("asking Google for calendar reservations"):
-        offers = [offer for plane in asked for offer in plane.calendar_offers(config, context, days)]
-    if command.flags.json:
-        print(json.dumps([vars(offer) for offer in offers], indent=1))
-    else:
-        what = f"{config.tpu.accelerator_type} for {plural_days(days)}"
-        print("\n".join(format_offers(offers, what, config.tpu.all_zones, width_of(sys.stdout))))
-    return 0 if any(offer.begin for offer in offers) else 1
-
-
-def format_offers(offers: Sequence[CalendarOffer], what: str, zones: Sequence[str], width: int | None) -> list[str]:
-    """Format what can be reserved where, and how to use it; `zones` are those of the config."""
-    lines = [f"{what}:"]
-    for offer in offers:
-        if not offer.begin:
-            lines.append(f"  {offer.zone}  {offer.why_not}")
-            continue
-        begin, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}" for at in (offer.begin, offer.end))
-        where = "" if offer.zone in zones else "; set tpu.zone to use it"
-        lines.append(f"  {offer.zone}  {begin} to {end} UTC{where}")
-    if not any(offer.begin for offer in offers):
-        return [
-            *lines,
-            "",
-            wrap("Google advises no reservation there: try other days or tpu.fallback_zones", width),
-        ]
-    booking = (
-        "nothing is booked. Book it at https://console.cloud.google.com/compute/futureReservations: Google bills it "
-        "even if it is not used, and neither cancels nor changes it. Then: tpu.capacity=reserved tpu.reservation=NAME"
-    )
-    return [*lines, "", wrap(booking, width)]
 
 
 def _by_place(entries: Iterable[CapacityEntry]) -> list[list[CapacityEntry]]:

@@ -106,14 +106,12 @@ def record_answer(
     context: Context, name: str, spec: SliceSpec, place: Place, asked: float, answer: Refusal | SliceStatus
 ) -> None:
     """Record how a request of time `asked` was answered: by a refusal, or by a slice that is READY."""
-    waited = round(context.clock.now() - asked, 1)
-    entry = replace(_entry(context, name, place, spec), time=asked, answer=GRANTED, waited_seconds=waited)
+    about: dict[str, Any] = {"time": asked, "waited_seconds": round(context.clock.now() - asked, 1)}
     if isinstance(answer, Refusal):
-        id = f"{_stamp(asked)}-{name}-{uuid.uuid4().hex[:12]}"
-        entry = replace(entry, id=id, answer=answer.kind, message=answer.message[:MAX_MESSAGE])
+        about |= {"id": _request_id(name, asked), "answer": answer.kind, "message": answer.message[:MAX_MESSAGE]}
     else:
-        entry = replace(entry, id=_slice_id(name, answer))
-    _record(context, entry, PREFIX + entry.id)
+        about |= {"id": _slice_id(name, answer), "answer": GRANTED}
+    _record(context, name, place, spec, **about)
 
 
 def record_surplus(
@@ -125,40 +123,41 @@ def record_surplus(
         record_end(context, name, given, SURPLUS)
         return
     waited = round(context.clock.now() - asked, 1)
-    id = f"{_stamp(asked)}-{name}-{uuid.uuid4().hex[:12]}"
-    entry = replace(_entry(context, name, place, spec), id=id, time=asked, answer=WITHDRAWN, waited_seconds=waited)
-    _record(context, entry, PREFIX + entry.id)
+    about = {"id": _request_id(name, asked), "time": asked, "answer": WITHDRAWN, "waited_seconds": waited}
+    _record(context, name, place, spec, **about)
 
 
 def record_end(context: Context, name: str, status: SliceStatus, why: str = "deleted") -> None:
     """Record that a slice has been deleted, and whether Google had taken it before; `why` otherwise."""
     if not status.uid or not status.created:
         return  # a request that has brought up nothing
-    entry = replace(
-        _entry(context, name, status.place, status.spec),
-        id=_slice_id(name, status),
-        time=status.created,
-        ended=PREEMPTED if status.state in ("PREEMPTED", "TERMINATED") else why,
-        ended_time=context.clock.now(),
-    )
-    _record(context, entry, f"{PREFIX}{entry.id}.ended")
+    ended = PREEMPTED if status.state in ("PREEMPTED", "TERMINATED") else why
+    about = {"id": _slice_id(name, status), "time": status.created, "ended": ended, "ended_time": context.clock.now()}
+    _record(context, name, status.place, status.spec, **about)
     if why == SURPLUS:
         kind, place = status.spec.accelerator_type, status.place
         context.on_surplus(SurplusSlice(status.uid, name, kind, place.zone, place.capacity, status.billed_since))
 
 
-def _entry(context: Context, name: str, place: Place, spec: SliceSpec) -> CapacityEntry:
-    """Return an entry with the place and the type of a slice only."""
-    return CapacityEntry(
-        id="",
-        time=0.0,
+def _record(context: Context, name: str, place: Place, spec: SliceSpec, **about: Any) -> None:
+    """Record an entry about a place and the type of a slice, on this machine and in the bucket."""
+    entry = CapacityEntry(
         project=context.project,
         provisioner=place.provisioner,
         zone=place.zone,
         tier=place.capacity,
         accelerator_type=spec.accelerator_type,
         pod=name,
+        **about,
     )
+    append_lines(capacity_file(context.state_dir), f"{_line(entry)}\n")
+    if not context.bucket:
+        return
+    try:
+        object_name = f"{PREFIX}{entry.id}{'.ended' if entry.ended else ''}"
+        context.google.upload(context.bucket, object_name, b"", metadata={"entry": _line(entry)})
+    except GoogleError as error:  # a search must not fail for want of a record
+        context.events.note(f"node/{entry.pod}", f"the answer is on record on this machine only: {error}")
 
 
 def load_entries(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
@@ -210,16 +209,6 @@ def recent_places_first(
     return sorted(places, key=lambda place: -granted.get((place.zone, planes[place.provisioner]), 0.0))
 
 
-def _record(context: Context, entry: CapacityEntry, name: str) -> None:
-    append_lines(capacity_file(context.state_dir), f"{_line(entry)}\n")
-    if not context.bucket:
-        return
-    try:
-        context.google.upload(context.bucket, name, b"", metadata={"entry": _line(entry)})
-    except GoogleError as error:  # a search must not fail for want of a record
-        context.events.note(f"node/{entry.pod}", f"the answer is on record on this machine only: {error}")
-
-
 def _line(entry: CapacityEntry) -> str:
     return json.dumps(entry.to_json())
 
@@ -253,6 +242,10 @@ def _merged(entries: Sequence[CapacityEntry]) -> list[CapacityEntry]:
         ended_time = request.ended_time if end.ended_time is None else end.ended_time
         made[entry.id] = replace(request, ended=end.ended or request.ended, ended_time=ended_time)
     return sorted(made.values(), key=lambda entry: entry.time)
+
+
+def _request_id(name: str, asked: float) -> str:
+    return f"{_stamp(asked)}-{name}-{uuid.uuid4().hex[:12]}"
 
 
 def _slice_id(name: str, status: SliceStatus) -> str:

@@ -1,9 +1,6 @@
 """Compute Engine as a plane: slices that are instances, or groups of them; and what it can tell before one is made.
 
-Its pools of quota are per region, apart from those of the TPU API. Calendar reservations are capacity for one to ninety
-days, from a day in the next months on:
-https://cloud.google.com/compute/docs/instances/future-reservations-calendar-mode-overview. Slipway books none: Google
-neither cancels nor changes one, and bills it whether it is used or not.
+Its pools of quota are per region, apart from those of the TPU API.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +12,6 @@ from conf.schema.config import Config
 from conf.schema.topology import Topology, tpu_type_table
 from controller.context import Context
 from controller.core.finding import Issue
-from controller.core.this_process import iso_timestamp
 from controller.gcp.answers import MARK, leaf, parse_timestamp
 from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.resources.pod import instance_bodies
@@ -30,7 +26,7 @@ from controller.resources.pod.instance_groups import (
     read_group,
 )
 from controller.resources.pod.instance_states import is_tpu, parse_group, parse_instance
-from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.plane import CONSOLE, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice, no_listing, quota_metrics, zone_key
 from controller.ssh.login import WorkerVms
@@ -168,58 +164,6 @@ def limits_of(context: Context) -> dict[tuple[str, str], float]:
     return limits
 
 
-VM_FAMILIES: Mapping[str, str] = MappingProxyType({
-    "v5p": "VM_FAMILY_CLOUD_TPU_POD_SLICE_CT5P",
-    "v6e": "VM_FAMILY_CLOUD_TPU_LITE_POD_SLICE_CT6E",
-    "tpu7x": "VM_FAMILY_CLOUD_TPU_POD_SLICE_TPU7X",
-})  # fmt: skip
-DAY = 86400.0
-LATEST_START_DAYS = 119.0
-"""Google answers for 120 days; a day less, since its clock is another one."""
-KEY = "pod"
-
-
-def advised_reservations(config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
-    """Yield what Google advises for a config's slice in its zones, for so many days. Raises GoogleError."""
-    for region in config.regions:
-        zones = [zone for zone in config.tpu.all_zones if zone.rpartition("-")[0] == region]
-        body = request_body(config, days, context.clock.now())
-        answer = context.google.call(API, "advice.calendarMode", project=context.project, region=region, body=body)
-        for recommendation in answer.get("recommendations", []):
-            for found in recommendation.get("recommendationsPerSpec", {}).values():
-                yield from parse_offers(found, zones)
-
-
-def request_body(config: Config, days: float, now: float) -> dict[str, Any]:
-    """Return the body of `advice.calendarMode` for the chips of a config."""
-    topology = config.topology
-    chips = {
-        "vmFamily": VM_FAMILIES[topology.generation],
-        "acceleratorCount": str(topology.chips),
-        "workloadType": "BATCH",
-    }
-    duration = f"{days * DAY:.0f}s"
-    window = {
-        "startTimeNotEarlierThan": iso_timestamp(now),
-        "startTimeNotLaterThan": iso_timestamp(now + LATEST_START_DAYS * DAY),
-        "minDuration": duration,
-        "maxDuration": duration,
-    }
-    spec = {"targetResources": {"aggregateResources": chips}, "timeRangeSpec": window, "deploymentType": "DENSE"}
-    return {"futureResourcesSpecs": {KEY: spec}}
-
-
-def parse_offers(found: Mapping[str, Any], zones: list[str]) -> Iterator[CalendarOffer]:
-    """Yield the zone that Google recommends, which may be none of the config's, then why it recommends no other."""
-    if location := found.get("location"):
-        times = [parse_timestamp(found.get(name)) for name in ("startTime", "endTime")]
-        yield CalendarOffer(leaf(location), begin=times[0], end=times[1])
-    for name, about in sorted(found.get("otherLocations", {}).items()):
-        if leaf(name) in zones:
-            status = about.get("status", "").lower().replace("_", " ")
-            yield CalendarOffer(leaf(name), why_not=f"{status}: {about.get('details', '')}")
-
-
 MIG, GROUP, INSTANCE = "mig", "compute instanceGroupManagers.", "compute instances."
 OPERATIONS = ("compute zoneOperations.get", "compute zoneOperations.wait", "compute regionOperations.wait")
 METHODS = PlaneMethods(
@@ -235,7 +179,6 @@ METHODS = PlaneMethods(
         "compute.instances.setServiceAccount", "compute.instances.setTags", *OPERATIONS),
     change=(f"{INSTANCE}setMetadata", f"{INSTANCE}start", f"{INSTANCE}stop"),
     add_key=(f"{INSTANCE}setMetadata", "compute zoneOperations.wait"),
-    calendar=("compute advice.calendarMode",),
 )  # fmt: skip
 LEFTOVERS = MappingProxyType({
     "instance template": "regionInstanceTemplates",
@@ -316,9 +259,6 @@ class ComputeEngine:
     def delete_leftover(self, context: Context, leftover: Leftover) -> None:
         if leftover.kind in LEFTOVERS:
             delete_part(context, LEFTOVERS[leftover.kind], leftover.name, leftover.region)
-
-    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
-        yield from advised_reservations(config, context, days)
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
         names = tuple(endpoint.vm for endpoint in status.endpoints)

@@ -28,7 +28,6 @@ class PlaneMethods:
         own: to create and delete one.
         change: to change, stop or start one.
         add_key: to add an SSH key.
-        calendar: to ask for calendar reservations.
     """
 
     check: tuple[str, ...]
@@ -36,7 +35,6 @@ class PlaneMethods:
     own: tuple[str, ...]
     change: tuple[str, ...]
     add_key: tuple[str, ...]
-    calendar: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,6 @@ class Leftover:
     name: str
     region: str
     created: float
-
-
-@dataclass(frozen=True)
-class CalendarOffer:
-    """Capacity that can be reserved in a zone, or why none can. Times in seconds since the epoch."""
-
-    zone: str
-    begin: float = 0.0
-    end: float = 0.0
-    why_not: str = ""
 
 
 class PlaneChecks(Protocol):
@@ -159,10 +147,6 @@ class Plane(Protocol):
 
     def delete_leftover(self, context: Context, leftover: Leftover) -> None:
         """Delete it if it is of this plane; no error if it is gone or in use."""
-        ...
-
-    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
-        """Yield the reservations for so many days that Google advises for a config's slice. Raises GoogleError."""
         ...
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:

@@ -17,7 +17,7 @@ from controller.gcp.answers import Caller, wait_rpc
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
 from controller.resources.pod import tpu_nodes
-from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.plane import CONSOLE, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice, no_listing, quota_metrics, zone_key
 from controller.resources.pod.tpu_nodes import API, zone_path
@@ -266,10 +266,6 @@ class TpuApi:
 
     def delete_leftover(self, context: Context, leftover: Leftover) -> None:
         """Do nothing: a slice is a node and a request, and both are listed as slices."""
-
-    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
-        """Yield nothing: what is reserved through Compute Engine is for slices of Compute Engine."""
-        return iter(())
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
         return NodeVms(tpu_nodes.node_path(context, name, status.place.zone))

@@ -3,6 +3,7 @@
 As in rsync, equal objects are not sent, nothing is deleted, and an interrupted transfer resumes.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -10,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from controller.agent.protocol import BUILD_ASSET, FETCH_ASSET, Command, FetchAssetRequest, FetchLine, Q
+from controller.agent.protocol import (
+    BUILD_ASSET,
+    FETCH_ASSET,
+    BuildAssetRequest,
+    Command,
+    FetchAssetRequest,
+    FetchLine,
+    Q,
+)
 from controller.context import Context, Progress, format_size
 from controller.core.errors import CloudError
 from controller.core.json_documents import DamagedRecordError, load_json
@@ -21,6 +30,7 @@ from controller.inputs.download import download_file, run_recipe, token_for
 from controller.inputs.env_inputs import Vault
 from controller.inputs.resolved_assets import (
     AssetFile,
+    BuildRecipe,
     Digests,
     HashCache,
     ResolvedAsset,
@@ -37,6 +47,9 @@ KEEP_BYTES = 10**9
 """A download of this size or more is deleted once it is in the bucket, so that the disk holds `THREADS` at most."""
 FETCH_ATTEMPTS = 5
 """Number of times a fetch on the pod is resumed after SSH broke off."""
+OWN = "slipway"
+ENDPOINT = "HF_ENDPOINT"
+"""Variable that a build on the pod gets from this machine: where the Hub is."""
 StoredObjects = dict[str, tuple[int, str]]
 """Size and MD5 of objects, by name."""
 
@@ -127,9 +140,6 @@ class UploadedAsset(AssetInBucket):
     scope: ClassVar[Scope] = "shared"
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        self.send_files(context)
-
-    def send_files(self, context: Context) -> None:
         """Make or download the files on this machine, and send those that the bucket lacks."""
         key = f"assets.{self.content.path}"
         self.delete_replaced(context)
@@ -248,3 +258,30 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
                 context.clock.sleep(context.poll_seconds)
             else:
                 return
+
+
+def remote_argv(recipe: BuildRecipe) -> list[str]:
+    """Return the command as it runs in the shipped code: `slipway trainer.X` is a module there."""
+    return ["python", "-m", *recipe.argv[1:]] if recipe.argv[0] == OWN else list(recipe.argv)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodBuiltAsset(PodFetchedAsset):
+    """An asset whose command runs on worker 0, in its venv and a copy of the code, with the secrets of the program."""
+
+    code: str = field(compare=False)
+    venv: str = field(compare=False)
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        recipe = self.content.recipe
+        assert recipe, "the plan gives builds only"
+        payload: BuildAssetRequest = {
+            "bucket": self.bucket,
+            "prefix": self.content.prefix,
+            "argv": remote_argv(recipe),
+            "code": self.code,
+            "venv": self.venv,
+            "env": {ENDPOINT: os.environ[ENDPOINT]} if ENDPOINT in os.environ else {},
+            "secrets": self.vault.values(),
+        }
+        self.follow(context, observed, BUILD_ASSET, payload)

@@ -4,7 +4,7 @@ import fcntl
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +27,6 @@ from controller.inputs.hub_sources import (
     hub_endpoint,
     list_source,
     require_space,
-    signed_address,
 )
 from controller.inputs.resolved_assets import AssetFile
 from controller.reconcile import Diff, ObservedResources, Scope
@@ -129,23 +128,9 @@ class SourceCopy:
         with self._only_process():
             hashes, missing = self._progress_of(pinned)
             self._copy_files(pinned, missing, hashes, moved)
-            self.google.upload(self.bucket, f"{self.prefix}/{MANIFEST}", manifest_of(hashes).encode())
-            self.forget_hashes()
-
-    def run_small(self, pinned: PinnedSource, moved: Callable[[int], None]) -> tuple[dict[str, str], list[SourceFile]]:
-        """Copy the files that the Hub keeps in git; return the hashes of what has arrived, and the other files.
-
-        Raises:
-            SourceError: a file cannot be fetched, or differs from what was listed.
-        """
-        with self._only_process():
-            hashes, missing = self._progress_of(pinned)
-            self._copy_files(pinned, [file for file in missing if file.sha256 is None], hashes, moved)
-        return hashes, [file for file in missing if file.sha256 is not None]
-
-    def signed_address(self, revision: str, file: SourceFile) -> str:
-        """Return where a large file can be read for about an hour without a token."""
-        return signed_address(self.address, revision, file, self.access, self.sleep)
+            manifest = json.dumps(hashes, indent=1, sort_keys=True) + "\n"
+            self.google.upload(self.bucket, f"{self.prefix}/{MANIFEST}", manifest.encode())
+            self._hashes_file.unlink(missing_ok=True)
 
     def _copy_files(
         self, pinned: PinnedSource, files: list[SourceFile], hashes: dict[str, str], moved: Callable[[int], None]
@@ -160,10 +145,6 @@ class SourceCopy:
                 job.result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def forget_hashes(self) -> None:
-        """Forget what the manifest says now."""
-        self._hashes_file.unlink(missing_ok=True)
 
     @property
     def _hashes_file(self) -> Path:
@@ -224,11 +205,6 @@ def name_problem(name: str) -> str:
     return ""
 
 
-def manifest_of(hashes: Mapping[str, str]) -> str:
-    """Return the text of `manifest.json`."""
-    return json.dumps(hashes, indent=1, sort_keys=True) + "\n"
-
-
 @dataclass(frozen=True, kw_only=True)
 class SourcedAsset(AssetInBucket):
     """An asset of the Hub or of another bucket, copied by this machine; objects are copied inside Cloud Storage."""
@@ -237,10 +213,6 @@ class SourcedAsset(AssetInBucket):
     scope: ClassVar[Scope] = "shared"
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        self.copy_source(context)
-
-    def copy_source(self, context: Context) -> None:
-        """Copy all files by this machine."""
         self.delete_replaced(context)
         copy = source_copy(self, context)
         pinned = copy.pin()

@@ -111,11 +111,6 @@ def test_a_word_that_no_program_can_be_given() -> None:
             "asset_clear: warning assets.models.m.files.f.url: its query is a key to the file",
         ),
         (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: every asset is on"),
-        (["assets.fetch_on=vm"], "fetch_on: warning assets.fetch_on: vm has no effect: every asset is on th"),
-        (
-            ["assets.fetch_on=vm", "assets.models.m.source=hf://a/b", "tpu.adopt=true", "tpu.name=mine"],
-            "fetch_on: warning assets.fetch_on: vm has no effect with tpu.adopt=true, which has no network for a VM",
-        ),
         (
             ["program=trainer", f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}"],
             "repository_unused: error code.repository: program=trainer ignores it",

@@ -96,7 +96,7 @@ def test_each_worker_takes_a_vm_and_an_address_of_the_region() -> None:
         "compute_quota: error tpu.external_ip: v5litepod-16 needs 4 of Compute quota IN_USE_ADDRESSES"
     )
     assert words(compute_quotas(IN_USE_ADDRESSES=0), "tpu.external_ip=false") == []
-    [error] = words(compute_quotas(INSTANCES=4), "recovery.driver=bastion", "assets.fetch_on=laptop")
+    [error] = words(compute_quotas(INSTANCES=4), "recovery.driver=bastion")
     assert "needs 5 of Compute quota INSTANCES in us-central1, which is 4" in error
     elsewhere = words(compute_quotas(INSTANCES=3), "tpu.fallback_zones=[us-west4-a]")
     assert [line.split()[1] for line in elsewhere if line.startswith("compute_quota")] == ["warning", "warning"]
@@ -134,12 +134,12 @@ def test_the_quota_of_each_plane_is_named() -> None:
 
 def test_a_bastion_needs_a_machine_that_its_zone_has() -> None:
     absent = {"machineTypes.get": NotFoundError("x", 404, "notFound", "no such machine")}
-    bastion = ("recovery.driver=bastion", "assets.fetch_on=laptop")
+    bastion = "recovery.driver=bastion"
     assert words(absent) == []
-    [error] = words(absent, *bastion, "cloud.driver_machine=e9-small")
+    [error] = words(absent, bastion, "cloud.driver_machine=e9-small")
     assert error.startswith("bastion_machine: error cloud.driver_machine: us-central1-a has no e9-small; use null, or")
-    assert words({}, *bastion) == []
-    assert words({"machineTypes.get": REFUSED}, *bastion) == []
+    assert words({}, bastion) == []
+    assert words({"machineTypes.get": REFUSED}, bastion) == []
 
 
 def test_what_is_right_is_not_commented_on() -> None:

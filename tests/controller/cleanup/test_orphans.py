@@ -169,10 +169,10 @@ def test_what_tells_pods_apart_is_never_cut(width: int | None) -> None:
 
 def test_other_vms_follow() -> None:
     assert format_pods([], [], [], "my-project", 80) == ["no pods of Slipway in my-project"]
-    fetcher = BilledItem("VM", "slipway-fetch-0", "us-west4-a", 0.067, "it fetches gemma", "")
+    driver = BilledItem("VM", "mine-driver", "us-west4-a", 0.0168, "it controls run-2", "")
     orphan = BilledItem("VM", "old-driver", "us-west4-a", None, "", "run-1 has ended")
-    assert format_pods([], [fetcher, orphan], [], "my-project", 80)[1:] == [
-        "VM slipway-fetch-0 in us-west4-a: it fetches gemma; $0.07 per hour",
+    assert format_pods([], [driver, orphan], [], "my-project", 80)[1:] == [
+        "VM mine-driver in us-west4-a: it controls run-2; $0.02 per hour",
         "VM old-driver in us-west4-a: run-1 has ended; unknown price",
     ]
 

@@ -3,27 +3,18 @@
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.request import urlopen
 
 import pytest
 
 from conf.schema.assets import parse_source
 from controller.inputs import hub_sources as inputs
-from controller.inputs.download import (
-    DownloadError,
-    FoundFile,
-    TokenNeededError,
-    find_file,
-    find_open_file,
-    with_patience,
-)
+from controller.inputs.download import DownloadError, find_file
 from controller.inputs.hub_sources import (
     SourceError,
     fetch_file,
     list_source,
     lookup_problem,
     require_readable,
-    signed_address,
 )
 from controller.localcloud.hub import HubFault, HubServer
 from tests.controller.agent.conftest import wait_for
@@ -134,19 +125,6 @@ def test_a_file_that_does_not_come_is_an_error(
     assert not (tmp_path / "fetched").exists(), "nothing that is wrong or short is kept as the file"
 
 
-def test_a_signed_address_needs_no_token(hub: HubServer) -> None:
-    address, access = asked(hub, "hf://acme/gated", ACCEPTED)
-    commit, files = list_source(address, access)
-    large = next(f for f in files if f.sha256)
-    hub.state.faults.append(HubFault("HEAD .*resolve", status=503, times=1))
-    place = signed_address(address, commit, large, access, lambda seconds: None)
-    with urlopen(place) as answer:
-        assert answer.read() == CONTENT
-    small = next(f for f in files if f.name == "config.json")
-    with pytest.raises(SourceError, match=r"signs no address for config\.json, and its token stays on this machine"):
-        signed_address(address, commit, small, access, lambda seconds: None)
-
-
 def test_a_file_of_git_is_verified_too(hub: HubServer, tmp_path: Path) -> None:
     hub.state.faults.append(HubFault("GET .*resolve", corrupt=True))
     with pytest.raises(SourceError, match=r"config\.json has git id .*, but the Hub lists"):
@@ -185,33 +163,14 @@ def url_of(hub: HubServer, repository: str, file: str = "model.safetensors") -> 
     return f"{hub.endpoint}/acme/{repository}/resolve/main/{file}"
 
 
-def test_an_open_file_needs_no_token(hub: HubServer) -> None:
-    url = url_of(hub, "open")
-    assert find_open_file(url, ACCEPTED) == FoundFile(len(CONTENT), url)
+def test_a_file_is_asked_for_with_its_token(hub: HubServer) -> None:
+    assert find_file(url_of(hub, "open"), None) == len(CONTENT)
     wait_for(lambda: hub.state.sent)
     assert [size for _, _, size in hub.state.sent] == [1], "a byte tells the size"
     write(hub.state.folder / "models/acme/open", {"empty.txt": b""})
-    assert find_file(url_of(hub, "open", "empty.txt"), None).size == 0
-
-
-def test_a_file_with_a_token_is_open_where_its_server_signs(hub: HubServer) -> None:
-    found = find_open_file(url_of(hub, "gated"), ACCEPTED)
-    assert found.size == len(CONTENT)
-    assert found.address.startswith(f"http://localhost:{hub.server_port}/lfs/")
-    assert find_file(found.address, None).size == len(CONTENT)
-    with pytest.raises(TokenNeededError, match="stays on this machine"):
-        find_open_file(url_of(hub, "gated", "config.json"), ACCEPTED)
+    assert find_file(url_of(hub, "open", "empty.txt"), None) == 0
+    assert find_file(url_of(hub, "gated"), ACCEPTED) == len(CONTENT)
     with pytest.raises(DownloadError, match=r"refused access \(403\): the token does not grant access"):
-        find_open_file(url_of(hub, "gated"), OTHER)
-
-
-def test_only_what_may_pass_is_asked_again(hub: HubServer) -> None:
-    slept = list[float]()
-    hub.state.faults.append(HubFault("/acme/", times=3, status=503))
-    url = url_of(hub, "open")
-    assert with_patience(lambda: find_file(url, None), slept.append).size == len(CONTENT)
-    assert slept == [1.0, 2.0, 4.0]
-    hub.state.faults.append(HubFault("/acme/", times=99, status=404))
-    with pytest.raises(DownloadError, match="HTTP Error 404"):
-        with_patience(lambda: find_file(url, None), slept.append)
-    assert len(slept) == 3
+        find_file(url_of(hub, "gated"), OTHER)
+    with pytest.raises(DownloadError, match=r"refused access \(401\): it requires a token"):
+        find_file(url_of(hub, "gated"), None)

@@ -20,6 +20,7 @@ from controller.gcp.client import GoogleClient
 from controller.inputs.download import download_file, run_recipe, token_for
 from controller.inputs.env_inputs import Vault
 from controller.inputs.resolved_assets import AssetFile, BuildRecipe, HashCache, ResolvedAsset, resolve_asset
+from controller.reconcile import Diff
 from controller.resources.uploads import bucket_assets
 from controller.resources.uploads.bucket_assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
@@ -269,10 +270,10 @@ def test_large_downloads_leave_this_machine_and_are_not_fetched_again(
     content = held(tmp_path, files={"train.jsonl": {"url": host.url, "sha256": SHA256}})
     asset = UploadedAsset(name="d", bucket=google.bucket, content=content, vault=Vault({}))
     context, _ = context_of(google)
-    asset.send_files(context)
+    asset.apply(context, {}, Diff("create"))
     assert not content.files[0].local.exists()
     (Path(google.bucket) / asset.manifest_object).unlink()
-    asset.send_files(context)
+    asset.apply(context, {}, Diff("create"))
     assert host.num_downloads == 1
     assert (Path(google.bucket) / content.prefix / "train.jsonl").read_bytes() == CONTENT
     assert (Path(google.bucket) / asset.manifest_object).is_file()

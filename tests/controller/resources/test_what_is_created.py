@@ -1,14 +1,11 @@
 """The page that lists what is created lists all of it."""
 
 import re
-from types import SimpleNamespace
 from typing import cast
 
 from conf.extension import OwnStep
-from controller.inputs.resolved_assets import ResolvedAsset
 from controller.plan.project_steps import OwnResource, bastion_resources
 from controller.reconcile import Resource
-from controller.resources.uploads.nearby import fetch_vm
 from tests.composed import config_of
 from tests.controller.gcloud.conftest import desired_resources
 from tests.paths import ROOT
@@ -17,12 +14,10 @@ PAGE = ROOT / "docs" / "what-is-created.md"
 
 
 def everything() -> list[Resource]:
-    """What a run may have: on a pod, with a bastion, and with an asset of the Hub."""
+    """What a run may have, on a pod and with a bastion."""
     config = config_of("cloud=local", "program=command", "recovery.driver=bastion")
-    asset = cast(ResolvedAsset, SimpleNamespace(prefix="assets/rows-0", name="rows", recipe=None))
     budget = "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"
     return [
-        fetch_vm(config, "a-bucket", asset),
         *desired_resources(budget),
         *bastion_resources(config, "a-bucket", "a-run", ()),
         OwnResource(name="lab-key", reference="my_secret:LabSecret", step=cast(OwnStep, None)),

@@ -117,7 +117,6 @@ WORDS: dict[str, tuple[str, ...]] = {
 STATUSES = {"GET .*/instances/": (403,), "POST .*:getGuestAttributes": (500,)}
 """Not in turns: told of no bastion, `down` has nothing to delete; and what every run without --deep tries."""
 ELSEWHERE = {
-    "fetch VM": "tests/controller/resources/uploads/test_nearby.py",
     "private Google access": "tests/controller/resources/test_vpc.py",
     "nat": "tests/controller/resources/test_vpc.py",
     "tidied": "tests/scenarios/inputs/test_environment.py",

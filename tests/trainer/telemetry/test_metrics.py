@@ -15,7 +15,7 @@ import conf.schema.training.loop
 from tests.groups import load_group
 from tests.trainer.lives import lines_of
 from trainer.evaluation.puzzles import CLUE, MAZE, WHITE, WRONG, draw_puzzle
-from trainer.rl.telemetry import AlertChange, AlertMonitor, MetricAverages
+from trainer.rl.telemetry import AlertMonitor, MetricAverages
 from trainer.telemetry.metrics import MAX_CELL_CHARS, MetricsLogger, Transcript, curve_tag, markdown_table, run_folder
 
 
@@ -245,12 +245,12 @@ def alerts(last: int = 10, **changes) -> AlertMonitor:
 
 def said(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, str]]:
     """(update, words) of every alert that is raised."""
-    found = changes(watch, *updates)
-    return [(step, change.message) for step, change in found if change.message]
+    return [(step, message) for step, _, message in changes(watch, *updates) if message]
 
 
-def changes(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, AlertChange]]:
-    return [(step, change) for step, values in enumerate(updates, 1) for change in watch.check(step, WELL | values)]
+def changes(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, str, str]]:
+    checked = [(step, watch.check(step, WELL | values)) for step, values in enumerate(updates, 1)]
+    return [(step, name, message) for step, found in checked for name, message in found.items()]
 
 
 UNWATCHED = {"zero_learning_rate": False, "entropy_below": None, "zero_accuracy_updates": None}
@@ -300,7 +300,7 @@ def test_an_alert_is_over_when_its_cause_is_and_is_not_raised_again() -> None:
     found = changes(alerts(entropy_below=0.1), high, low, low, high, low, high)
     found += changes(alerts(), *[NO_ANSWER] * 5, {"accuracy": 0.5})
     expected = [(2, "entropy", True), (4, "entropy", False), (3, "accuracy", True), (6, "accuracy", False)]
-    assert [(step, change.name, bool(change.message)) for step, change in found] == expected
+    assert [(step, name, bool(message)) for step, name, message in found] == expected
 
 
 def test_a_resumed_run_says_the_same() -> None:

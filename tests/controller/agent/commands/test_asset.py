@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from controller.agent import transfers
-from controller.agent.commands import asset
-from controller.agent.fs import AgentError, dump
 from controller.agent.transfers import FRESH_VM_SECONDS, RETRY_SECONDS, TransferError, with_retries
 from controller.agent.worker_processes import start_time
 from controller.localcloud.hub import HubFault, HubServer, HubState
@@ -103,31 +101,6 @@ def test_a_full_disk_is_told_at_once(worker: AgentWorker) -> None:
     assert said[0]["error"] == f"sub/w.bin: no space left in {worker.root / 'fetched'} of this machine"
 
 
-def test_orders_are_read_again_until_their_files_have_arrived(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first are of a later version; the addresses of the next have expired."""
-    slept, tried = list[float](), list[str]()
-
-    def fetch(prefix: str) -> None:
-        tried.append(prefix)
-        if prefix == "expired":
-            raise AgentError("refused")
-        if prefix == "full":
-            raise asset.FinalError("no space")
-
-    written = [b'{"format": 99}', *(dump({"prefix": name}) for name in ("expired", "full", "good"))]
-    monkeypatch.setattr(asset, "fetch_asset", fetch)
-    monkeypatch.setattr(asset.time, "sleep", slept.append)
-    monkeypatch.setattr(asset, "read_object", lambda bucket, name: written.pop(0))
-    asset.fetch_ordered("b", "a/fetch.json")
-    assert tried == ["expired", "full", "good"]
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert told[0]["error"].startswith("a/fetch.json has format 99")
-    assert [(line["error"], line.get("final")) for line in told[1:]] == [("refused", None), ("no space", True)]
-    assert slept == [asset.ORDERS_PAUSE_SECONDS] * 3
-
-
 MAKE = """
 import os, pathlib, sys, time
 out = pathlib.Path(sys.argv[1])
@@ -147,8 +120,8 @@ sys.exit(int(pathlib.Path(sys.argv[2], "go").read_text() or 0))
 def build_order(worker: AgentWorker, folder: Path, *argv: str, **more: Any) -> dict[str, Any]:
     code = worker.upload_code({"make.py": MAKE})
     words = [*(argv or ("python", "make.py", "{output}", str(folder)))]
-    asked = {"bucket": "b", "prefix": "assets/t-1", "argv": words, "code": code["tree"], "venv": "none"}
-    return {**asked, "get_code": code, **more}
+    worker.call("install_code", **code)
+    return {"bucket": "b", "prefix": "assets/t-1", "argv": words, "code": code["tree"], "venv": "none", **more}
 
 
 def test_a_build_that_is_killed_begins_again(worker: AgentWorker, tmp_path: Path) -> None:
@@ -180,7 +153,7 @@ def test_a_build_that_is_killed_begins_again(worker: AgentWorker, tmp_path: Path
 def test_a_build_that_has_ended_is_copied_and_not_run_again(worker: AgentWorker, tmp_path: Path) -> None:
     (tmp_path / "go").write_text("0")
     asked = build_order(worker, tmp_path)
-    worker.bucket.faults = [404, None, None, 403]  # look for the manifest, the code, the first file, the second
+    worker.bucket.faults = [404, None, 403]  # look for the manifest, the first file, the second
     code, said = worker.run_command("build_asset", **asked)
     assert code == 1, said
     assert "assets/t-1/manifest.json" not in worker.bucket.objects

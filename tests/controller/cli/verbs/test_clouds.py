@@ -16,12 +16,11 @@ from controller import emulator
 from controller.cli import main
 from controller.cli.verbs import clouds
 from controller.cli.verbs.clouds import PlacementChoice
-from controller.cli.verbs.grants import format_entries, format_offers
+from controller.cli.verbs.grants import format_entries
 from controller.core.events import confirm
 from controller.core.json_documents import append_lines
 from controller.records import index
 from controller.resources.pod.capacity_log import CapacityEntry, capacity_file
-from controller.resources.pod.plane import CalendarOffer
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.fakes.loopback import Loopback
 from tests.terminal import Tty
@@ -186,35 +185,6 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for days in ("0", "-1", "nan", "inf"):
         assert main.run(["capacity", "--days", days]) == 2
         assert f"--days: {days}; it must be above 0 and at most 3650" in capsys.readouterr().err
-
-
-def test_what_can_be_reserved_and_where_not() -> None:
-    offers = [
-        CalendarOffer("us-east5-a", begin=1796169600.0, end=1796342400.0),
-        CalendarOffer("us-east5-b", why_not="no capacity: none in that window"),
-    ]
-    lines = format_offers(offers, "v6e-16 for 2 days", ["us-east5-b"], 80)
-    assert lines[:3] == [
-        "v6e-16 for 2 days:",
-        "  us-east5-a  2026-12-02 00:00 to 2026-12-04 00:00 UTC; set tpu.zone to use it",
-        "  us-east5-b  no capacity: none in that window",
-    ]
-    assert "nothing is booked." in lines[-1]
-    assert max(len(line) for part in lines for line in part.splitlines()) <= 80
-    assert "Google advises no reservation" in format_offers(offers[1:], "x", ["us-east5-b"], 80)[-1]
-
-
-def test_a_reservation_that_nobody_can_ask_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    for words, said in {
-        "0.5": "--calendar: 0.5; Google reserves for 1 to 90 days",
-        "2 tpu=v5litepod_8": "has calendar reservations for v5litepod-8; they are for v5p, v6e",
-        "2 cloud=here": "cloud: a pod on this machine needs no reservation",
-    }.items():
-        assert main.run(["capacity", "--calendar", *words.split()]) == 2
-        assert said in capsys.readouterr().err
 
 
 class Answering(Loopback, BaseHTTPRequestHandler):

@@ -23,9 +23,9 @@ from controller.localcloud.hub import HubFault, HubServer
 from controller.reconcile import Absent
 from controller.resources.uploads import source_assets
 from controller.resources.uploads.bucket_assets import UploadedAsset
-from controller.resources.uploads.source_assets import PinnedSource, SourceCopy
+from controller.resources.uploads.source_assets import PinnedSource, SourceCopy, SourcedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
-from tests.controller.resources.uploads.conftest import Project, context_of, nearby
+from tests.controller.resources.uploads.conftest import Project, context_of
 from tests.hub import ACCEPTED, CONTENT, write
 
 FILES = {"a": b"first", "b/c": b"second"}
@@ -82,7 +82,8 @@ def test_a_file_that_was_replaced_or_deleted_is_copied_again(google: Project, up
 
 
 def test_a_replaced_file_of_the_hub_is_fetched_again(google: Project, hub: HubServer) -> None:
-    asset = nearby(google, "hf://acme/open")
+    content = ResolvedAsset("model", "w", "0123456789abcdef", source="hf://acme/open")
+    asset = SourcedAsset(name="w", bucket=google.bucket, content=content, vault=Vault({}))
     up(google, asset)
     path = Path(google.bucket) / asset.content.prefix / "model.safetensors"
     replace(path, bytes(len(CONTENT)))
@@ -118,13 +119,6 @@ def test_a_pinned_source_of_other_types_is_named(change: dict[str, Any]) -> None
     for damaged in ("f", {}, None, ["name"]):
         with pytest.raises(SourceError, match="is damaged: a file "):
             PinnedSource("hf://a/b", "", (damaged,)).source_files()  # pyright: ignore[reportArgumentType]
-
-
-def test_what_a_vm_prints_may_be_anything(google: Project, hub: HubServer) -> None:
-    google.say(bytes="many")
-    google.say(error=["no"])
-    google.say(bytes=None)
-    assert up(google, nearby(google, "hf://acme/open"))[0] is False
 
 
 PREFIX = "assets/w-1"
@@ -305,3 +299,33 @@ def test_up_copies_a_gated_model_and_the_pod_fetches_another(
     assert pinned[0]["files"]["model.safetensors"] == hashlib.sha256(CONTENT).hexdigest()
     kept = [path for path in slipway.home.rglob("*") if path.is_file() and path.stat().st_size < MB]
     assert not [path for path in kept if ACCEPTED.encode() in path.read_bytes()], "the token is written nowhere"
+
+
+MAKE = """
+import pathlib, sys
+print("reading", sys.argv[2:])
+folder = pathlib.Path(sys.argv[1])
+(folder / "rows.txt").write_text(pathlib.Path("data.txt").read_text().upper())
+sys.exit("no rows" if "fail" in sys.argv else 0)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.e2e
+def test_worker_0_builds_with_the_secrets_of_the_program(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED", "planted-secret")
+    (slipway.repository / "make.py").write_text("import os\nprint(os.environ['KEY'])\n" + MAKE)
+    (slipway.repository / "data.txt").write_text("rows")
+    words = ["tpu.accelerator_type=v5litepod-4", ECHO_COMMAND, "+env.secrets.KEY=env:PLANTED", "assets.fetch_on=pod"]
+    code, out, err = slipway("up", *words, "+assets.tokenizers.t.build=[python, make.py, '{output}']")
+    assert (code, err) == (0, ""), err
+    assert "tokenizer t in the bucket (built by a command)" in out
+    [objects] = slipway.cloud().get("state")["objects"].values()
+    assert sorted(n.rpartition("/")[2] for n in objects if n.startswith("assets/t-")) == ["manifest.json", "rows.txt"]
+    assert not (slipway.home / "builds").exists()
+    failing = "+assets.tokenizers.t.build=[python, make.py, '{output}', fail]"
+    code, _, err = slipway("up", *words, failing)
+    assert code == 1, err
+    assert "`python make.py '{output}' fail` ended with code 1; its log is gs://" in err
+    assert "**************\nreading ['fail']\nno rows" in err
+    assert "planted-secret" not in err
