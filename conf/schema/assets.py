@@ -10,8 +10,8 @@ from conf.schema.base import VOLATILE, LocalPath, Name, Strict
 
 Kind = Literal["dataset", "model", "tokenizer"]
 Fetcher = Literal["laptop", "pod"]
-FetchOn = Annotated[Fetcher, BeforeValidator(lambda value: "laptop" if value == "auto" else value, Fetcher)]
-"""Records of runs have `auto`, which took a VM for large files once."""
+FetchOn = Annotated[Fetcher, BeforeValidator(lambda value: "laptop" if value in ("auto", "vm") else value, Fetcher)]
+"""Records of runs have `auto` and `vm`, of when a VM could fetch."""
 HUB = "hf://"
 FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$")]
 

@@ -95,6 +95,8 @@ SOURCE = "{source: 'hf://acme/open'}"
         (("recovery.driver=bastion",), 10 * GB, "through this machine, about 13 min at 100 Mbit/s"),
         (("cloud=here",), 10 * GB, "through this machine, about 13 min at 100 Mbit/s"),
         (("assets.fetch_on=auto",), 1, "through this machine, about 1 min at 100 Mbit/s"),
+        (("assets.fetch_on=pod", "+assets.models.weights.fetch_on=vm"), 1, "through this machine, about 1 min at 100 "
+         "Mbit/s"),
         (("assets.fetch_on=pod", "budget.usd_per_hour=18", "network.nat=false"), 10 * GB,
          "by worker 0 of the pod, about 3 min and $1.00"),
         (("assets.fetch_on=pod", "cloud=local"), 10 * GB, "by worker 0 of the pod, about 3 min"),

@@ -6,19 +6,23 @@ import os
 import tarfile
 from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.error import HTTPError
 
 import pytest
 
 from controller import bastion as bastion_drive
 from controller.core.errors import ConfigError, SlipwayError
+from controller.gcp.answers import LABEL
 from controller.gcp.google_errors import ForbiddenError, GoogleError
 from controller.plan.project_steps import bastion_resources
 from controller.resources import bastion_boot
 from controller.resources.accounts import BastionRoles, ProjectRoles
-from controller.resources.bastion_vm import Bastion
+from controller.resources.bastion_vm import RUN_LABEL, Bastion
 from tests.composed import config_of
 from tests.fakes.clock import ManualClock
+from tests.fakes.context import make_context
 from tests.hostile import INJECTIONS
 
 ORDERS = {
@@ -83,6 +87,19 @@ def test_it_may_delete_itself_and_no_other_machine() -> None:
     assert project.roles
     broad = ("owner", "editor", "compute.admin", "compute.instanceAdmin", "iam.")
     assert [role for role in project.roles if role.removeprefix("roles/").startswith(broad)] == []
+
+
+def test_a_machine_of_its_name_that_slipway_did_not_make_stays() -> None:
+    [machine] = [one for one in resources() if isinstance(one, Bastion)]
+    asked: list[str] = []
+
+    def call(api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        asked.append(method)
+        return {"status": "RUNNING", "labels": {"managed-by": "terraform", RUN_LABEL: machine.run_id}}
+
+    machine.destroy(make_context(SimpleNamespace(call=call)))
+    assert asked == ["instances.get"]
+    assert machine.read({"status": "RUNNING", "labels": LABEL}).is_managed
 
 
 def test_a_refusal_is_tried_again_while_the_roles_are_fresh_and_a_crash_a_few_times() -> None:

@@ -48,8 +48,9 @@ def test_another_content_is_refused_and_nothing_is_copied(worker: AgentWorker) -
     assert list((worker.root / "fetched").iterdir()) == []
 
 
-def test_what_breaks_off_is_taken_up_again(worker: AgentWorker) -> None:
-    worker.bucket.faults = [404, "cut"]  # the look whether it is there already, then the download
+@pytest.mark.parametrize("fault", ["cut", 429, 503])
+def test_what_breaks_off_is_taken_up_again(worker: AgentWorker, fault: str | int) -> None:
+    worker.bucket.faults = [404, fault]  # the look whether it is there already, then the download
     assert worker.run_command("fetch_asset", **order(worker))[0] == 0
     assert worker.bucket.objects["assets/w-1/sub/w.bin"] == CONTENT
 
@@ -58,9 +59,12 @@ def test_a_refusal_is_told(worker: AgentWorker) -> None:
     circle = "HTTP 302; it is redirected in a circle, or not to http"
     for status, expected in ((403, "HTTP 403; it requires a token"), (404, "HTTP 404"), (302, circle)):
         worker.bucket.faults = [404, status]
-        code, said = worker.run_command("fetch_asset", **order(worker))
+        asked = order(worker)
+        asked["files"]["sub/w.bin"]["url"] += "?Signature=planted"
+        code, said = worker.run_command("fetch_asset", **asked)
         assert code == 1
         assert said[-1]["error"].endswith(f"answered {expected}")
+        assert "planted" not in said[-1]["error"], "a signed address is a key to the file"
 
 
 def test_a_fetch_that_is_killed_in_mid_file_goes_on_there(worker: AgentWorker, tmp_path: Path) -> None:
