@@ -21,6 +21,7 @@ from controller.plan.samplers import (
 )
 from controller.plan.worker_steps import describe_build, describe_fetch
 from controller.recovery.responses import GIVE_UP, PodCapabilities, Verdict, VerdictKind, decide
+from controller.resources.software import Venv, WorkerCode
 from controller.resources.uploads.bucket_assets import PodBuiltAsset, UploadedAsset, remote_argv
 from tests.composed import config_of
 from tests.controller.checks.plans import plan_of as plan_with
@@ -76,7 +77,8 @@ def test_a_module_of_the_trainer_runs_in_the_shipped_code(tmp_path: Path) -> Non
     on_pod = config_of(
         "+experiment=nanochat_d16", "cloud.project=acme", f"run.state_dir={tmp_path}", "assets.fetch_on=pod"
     )
-    assert build_plan(on_pod, "acme", tmp_path, UnfetchedSnapshot(tmp_path, (), "0" * 40)).get(PodBuiltAsset)
+    plan = build_plan(on_pod, "acme", tmp_path, UnfetchedSnapshot(tmp_path, (), "0" * 40))
+    assert {plan.get(WorkerCode).id, plan.get(Venv).id} <= set(plan.get(PodBuiltAsset).depends_on)
 
 
 SOURCE = "{source: 'hf://acme/open'}"

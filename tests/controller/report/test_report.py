@@ -301,6 +301,7 @@ def test_the_board_of_a_puzzle_is_text_and_whole(tmp_path: Path) -> None:
     page = render(report_of(tmp_path), START_TIME)
     assert page.count(f'<span class="text transcript">{maze}</span>') == 2
     assert f">after step 1: 3 wrong\n\n{maze}</span>" in page
+    assert "<b>" not in page
 
 
 def test_the_curve_of_an_evaluation_begins_before_grpo(tmp_path: Path) -> None:
