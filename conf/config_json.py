@@ -1,12 +1,13 @@
 """Read Hugging Face's config.json into our model config: completely, defaults of its class included, or not at all."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from conf.hugging_face_fields import FIELDS, ROPE_FIELDS
+from conf.hugging_face_fields import FIELDS, ROPE_FIELDS, ROPE_TYPES
 from conf.schema.training.model import Model, family_switches
 
 FAMILIES = {
@@ -48,6 +49,15 @@ GPT2_NAMES = {
 
 class UnknownArchitectureError(ValueError):
     """config.json describes a model that the decoder does not support."""
+
+
+def without_unknown_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json without the fields that its family's table lacks."""
+    kind = _kind(config)
+    known = {name: value for name, value in config.items() if name in FIELDS[kind]}
+    if isinstance(text := known.get("text_config"), Mapping):
+        known["text_config"] = {name: value for name, value in text.items() if name in FIELDS["gemma3_text"]}
+    return known
 
 
 def model_from_config(config: Any, **compute: Any) -> Model:
@@ -100,20 +110,17 @@ def _fields(config: Mapping[str, Any], kind: str, prefix: str = "") -> dict[str,
     table = FIELDS[kind]
     if unknown := [f"{prefix}{name}" for name in config if name not in table]:
         raise UnknownArchitectureError(
-            f"config.json: {', '.join(unknown)}: unknown to {kind}; remove from config.json what does not change what "
-            "the model computes"
+            f"config.json: {', '.join(unknown)}: unknown to {kind}; remove what does not change what the model "
+            "computes; for a file that is not yours, set model.config_json to a copy without it"
         )
     for name, value in config.items():
         field = table[name]
-        if field.use == "fixed" and value not in (field.default, *field.allowed):
+        if field.use == "fixed" and not any(_is_same(value, known) for known in (field.default, *field.allowed)):
             raise _unsupported(prefix + name, value, field.note)
-    for name in ("rope_parameters", "rope_scaling", "text_config"):
-        _require_mapping(prefix + name, config.get(name))
+        _require(prefix + name, value, field.type_)
     found = {name: config.get(name, field.default) for name, field in table.items()}
     if found["model_type"] not in ("", kind):
         raise _unsupported(f"{prefix}model_type", found["model_type"], f"{kind} was expected")
-    if not isinstance(found["architectures"], list | None):
-        raise _unsupported(f"{prefix}architectures", found["architectures"], "a list is required")
     for name in found["architectures"] or ():
         accepted = ARCHITECTURES[kind] + (ARCHITECTURES["gemma3"] if prefix else ())
         if name not in accepted:
@@ -121,9 +128,37 @@ def _fields(config: Mapping[str, Any], kind: str, prefix: str = "") -> dict[str,
     return found
 
 
-def _require_mapping(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise _unsupported(name, value, "a mapping is required")
+TYPE_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    Mapping: "a mapping",
+    NoneType: "null",
+}
+"""What messages call the types of JSON."""
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether two values are equal; unlike in Python, true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _require(name: str, value: Any, type_: type | UnionType) -> None:
+    """Raise UnknownArchitectureError unless the value has the type, as transformers 5 does; it also refuses 1 for 1.0.
+
+    https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/dataclasses.py, type_validator
+    """
+    kinds = get_args(type_) or (type_,)
+    if isinstance(value, bool):
+        fits = bool in kinds or object in kinds
+    elif isinstance(value, int | float) and float in kinds:
+        fits = -math.inf < value < math.inf
+    else:
+        fits = isinstance(value, type_)
+    if not fits:
+        raise _unsupported(name, value, f"{' or '.join(TYPE_WORDS[kind] for kind in kinds)} is required")
 
 
 def _unsupported(name: str, value: Any, why: str) -> UnknownArchitectureError:
@@ -193,9 +228,9 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if types is None:
         letters = _letters_without_types(fields, kind, window)
     else:
-        if not isinstance(types, Sequence) or len(types) != count:
+        if len(types) != count:
             raise _unsupported("layer_types", types, f"a list of num_hidden_layers = {count} is required")
-        if other := [name for name in types if name not in LAYER_TYPES]:
+        if other := [name for name in types if not isinstance(name, str) or name not in LAYER_TYPES]:
             raise _unsupported("layer_types", other[0], f"only {', '.join(LAYER_TYPES)}")
         letters = "".join(LAYER_TYPES[name] for name in types)
     lengths = range(1, len(letters) + 1)
@@ -223,7 +258,7 @@ def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dic
         why = "gemma3_text has one entry per layer type" if kind == "gemma3_text" else f"{kind} has one for all layers"
         raise _unsupported("rope_parameters", new, why)
     for name in LAYER_TYPES:
-        _require_mapping(f"rope_parameters.{name}", new.get(name))
+        _require(f"rope_parameters.{name}", new.get(name), Mapping | NoneType)
     everywhere = dict((new.get("full_attention") if nested else new) or {})
     local = dict((new.get("sliding_attention") if nested else None) or {})
     if other := new.keys() - LAYER_TYPES.keys() if nested else ():
@@ -259,7 +294,12 @@ def _theta(parameters: Mapping[str, Any], name: str, fields: Mapping[str, Any], 
 
 def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `model.rope_scaling` for rope_parameters or rope_scaling, with transformers' defaults."""
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    for name in parameters.keys() & ROPE_TYPES.keys():
+        _require(f"rotary {name}", parameters[name], ROPE_TYPES[name])
+    kind, older = parameters.get("rope_type"), parameters.get("type")
+    if kind and older and kind != older:
+        raise _unsupported("rotary type", older, f"rope_type is {kind!r}")
+    kind = kind or older or "default"
     if kind not in ROPE_FIELDS:
         raise _unsupported("rope_type", kind, f"only {', '.join(ROPE_FIELDS)}")
     required, optional = ROPE_FIELDS[kind]

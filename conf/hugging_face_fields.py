@@ -1,10 +1,12 @@
 """Every field of the config.json of each supported family, its default, and what we do with it.
 
 A field is read, or cannot change what the decoder computes, or must have the value that the decoder has. Other fields
-are refused by name. Fields and defaults are those of transformers' config classes, versions 4.57 and 5.23;
-`tests/conf/test_config_json.py` compares them.
+are refused by name. Fields, defaults and types are those of transformers' config classes, versions 4.57 and 5.23, and
+every field that a version since 2.0 wrote is known; `tests/conf/test_config_json.py` compares them.
 """
 
+from collections.abc import Mapping
+from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple
 
 
@@ -15,10 +17,12 @@ class Field(NamedTuple):
     use: Literal["read", "ignored", "fixed"]
     note: str = ""  # ignored: why it changes no number. fixed: what another value would need
     allowed: tuple[Any, ...] = ()  # values of a fixed field besides its default
+    type_: type | UnionType = object  # of a field that is read
 
 
-def _read(default: Any = None) -> Field:
-    return Field(default, "read")
+def _read(default: Any = None, type_: type | UnionType | None = None) -> Field:
+    """Return a field whose values have the default's type, unless another is given. float: also whole numbers."""
+    return Field(default, "read", type_=type_ or type(default))
 
 
 def _ignored(note: str, **defaults: Any) -> dict[str, Field]:
@@ -45,26 +49,32 @@ GENERATION = _ignored(
 
 BASE = {
     "model_type": _read(""),
-    "architectures": _read(),
+    "architectures": _read(None, list | None),
     **_ignored(
         "describes the file",
         transformers_version=None, _name_or_path="", name_or_path="", _commit_hash=None, unsloth_fixed=False,
-        unsloth_version=None,
+        unsloth_version=None, is_llama_config=True, _from_model_config=False,
+    ),
+    **_ignored("describes files of other programs", **{"transformers.js_config": None}),
+    **_ignored(
+        "transformers' own bookkeeping", _post_init_done=False, ignore_keys_at_rope_validation=None,
     ),
     **_ignored("each tensor says its own type", dtype=None, torch_dtype=None),
     **_ignored(
         "what a call returns, not what it computes",
         output_hidden_states=False, output_attentions=False, return_dict=True, torchscript=False, use_cache=True,
+        output_past=True, use_return_dict=True,
     ),
     **_ignored(
         "how it is computed, with the same result",
         chunk_size_feed_forward=0, attn_implementation=None, _attn_implementation=None, gradient_checkpointing=False,
-        _attn_implementation_autoset=False, use_bfloat16=False, tf_legacy_loss=False,
+        _attn_implementation_autoset=False, use_bfloat16=False, tf_legacy_loss=False, xla_device=None,
+        _flash_attn_2_enabled=False, experts_implementation=None, _experts_implementation=None,
     ),
     **_ignored(
         "a head that is not loaded",
         id2label=None, label2id=None, num_labels=None, problem_type=None, finetuning_task=None, classifier_dropout=None,
-        task_specific_params=None,
+        task_specific_params=None, _num_labels=None,
     ),
     **_ignored("encoder-decoder models only", is_decoder=False, tie_encoder_decoder=False, decoder_start_token_id=None),
     **_ignored(
@@ -79,21 +89,24 @@ BASE = {
     "pruned_heads": _fixed(None, "all layers have the same heads", {}),
     "per_layer_config": _fixed(None, "all layers have the same sizes", {}),
     "quantization_config": _fixed(None, UNQUANTIZED),
+    "quantization": _fixed(None, UNQUANTIZED),  # of mlx-lm
     "compression_config": _fixed(None, UNQUANTIZED),
     "auto_map": _fixed(None, "the repository's own code would define the model"),
 }  # fmt: skip
 
 ROTARY = BASE | {
-    **_ignored("dropout, which training here does not use", attention_dropout=0.0),
+    **_ignored("dropout, which training here does not use", attention_dropout=0.0, hidden_dropout=0.0),
+    **_ignored("noise of another training", neftune_noise_alpha=None),
     "hidden_size": _read(4096),
     "num_hidden_layers": _read(32),
     "num_attention_heads": _read(32),
     "num_key_value_heads": _read(32),
     "rms_norm_eps": _read(1e-6),
     "tie_word_embeddings": _read(False),
-    "rope_parameters": _read(),  # transformers 5
-    "rope_theta": _read(10000.0),  # transformers 4, as rope_scaling
-    "rope_scaling": _read(),
+    "rope_parameters": _read(None, Mapping | NoneType),  # transformers 5
+    "rope_theta": _read(10000.0, float | None),  # transformers 4, as rope_scaling
+    "rope_scaling": _read(None, Mapping | NoneType),
+    "rope_interleaved": _fixed(False, "the decoder rotates the halves of a head, as transformers does"),  # of nanotron
     "partial_rotary_factor": _fixed(None, "the decoder rotates whole heads", 1.0),
     "original_max_position_embeddings": _fixed(None, "set it in rope_parameters"),
 }
@@ -101,12 +114,14 @@ ROTARY = BASE | {
 LLAMA = ROTARY | {
     "vocab_size": _read(32000),
     "intermediate_size": _read(11008),
-    "num_key_value_heads": _read(),  # None: num_attention_heads
+    "num_key_value_heads": _read(None, int | None),  # None: num_attention_heads
     "hidden_act": _fixed("silu", "the decoder's gate is silu"),
     "max_position_embeddings": _read(2048),
     "attention_bias": _read(False),
     "mlp_bias": _read(False),
-    "head_dim": _read(),  # None: hidden_size / num_attention_heads
+    "head_dim": _read(None, int | None),  # None: hidden_size / num_attention_heads
+    "sliding_window": _fixed(None, "all layers of a Llama see the whole text"),
+    **_ignored("max_position_embeddings says it", max_sequence_length=2048),
     **_ignored("the tokenizer's", bos_token_id=1, eos_token_id=2),
     **_ignored("splits products, with the same result", pretraining_tp=1),
 }
@@ -116,11 +131,12 @@ QWEN2 = ROTARY | {
     "intermediate_size": _read(22016),
     "hidden_act": _fixed("silu", "the decoder's gate is silu"),
     "max_position_embeddings": _read(32768),
-    "head_dim": _read(),  # not of the class; its model uses it where it is given
+    "num_key_value_heads": _read(32, int | None),
+    "head_dim": _read(None, int | None),  # not of the class; its model uses it where it is given
     "use_sliding_window": _read(False),
-    "sliding_window": _read(4096),
+    "sliding_window": _read(4096, int | None),
     "max_window_layers": _read(28),
-    "layer_types": _read(),
+    "layer_types": _read(None, list | None),
     "use_mrope": _fixed(False, "the decoder's positions are one-dimensional"),
 }
 
@@ -140,10 +156,10 @@ GEMMA2 = ROTARY | {
     "tie_word_embeddings": _read(True),
     "attention_bias": _read(False),
     "query_pre_attn_scalar": _read(256),
-    "sliding_window": _read(4096),
-    "layer_types": _read(),
-    "final_logit_softcapping": _read(30.0),
-    "attn_logit_softcapping": _read(50.0),
+    "sliding_window": _read(4096, int | None),
+    "layer_types": _read(None, list | None),
+    "final_logit_softcapping": _read(30.0, float | None),
+    "attn_logit_softcapping": _read(50.0, float | None),
     "use_bidirectional_attention": _fixed(None, "the decoder is causal", False),
     **_ignored("the tokenizer's", pad_token_id=0, eos_token_id=1, bos_token_id=2),
     **_ignored("layer_types says it, and the model does not read it", _sliding_window_pattern=6),
@@ -152,11 +168,11 @@ GEMMA2 = ROTARY | {
 GEMMA3 = GEMMA2 | {
     "vocab_size": _read(262208),
     "max_position_embeddings": _read(131072),
-    "final_logit_softcapping": _read(),
+    "final_logit_softcapping": _read(None, float | None),
     "attn_logit_softcapping": _fixed(None, "transformers stores this cap and does not apply it"),
     "use_bidirectional_attention": _fixed(False, "the decoder is causal", None),
-    "rope_theta": _read(1_000_000.0),
-    "rope_local_base_freq": _read(10_000.0),
+    "rope_theta": _read(1_000_000.0, float | None),
+    "rope_local_base_freq": _read(10_000.0, float | None),
     "sliding_window_pattern": _read(6),
 }
 
@@ -166,7 +182,7 @@ GPT2 = BASE | {
     "n_embd": _read(768),
     "n_layer": _read(12),
     "n_head": _read(12),
-    "n_inner": _read(),  # None: 4 n_embd
+    "n_inner": _read(None, int | None),  # None: 4 n_embd
     "layer_norm_epsilon": _read(1e-5),
     "activation_function": _fixed("gelu_new", "the decoder's activation is gelu_new"),
     "scale_attn_weights": _fixed(True, "the decoder scales attention"),
@@ -174,18 +190,19 @@ GPT2 = BASE | {
     "tie_word_embeddings": _fixed(True, "GPT-2's output layer is its embedding"),
     **_ignored("the tokenizer's", bos_token_id=50256, eos_token_id=50256),
     **_ignored("n_positions says it", n_ctx=1024),
+    **_ignored("vocab_size says it", vocab_size_or_config_json_file=50257, n_special=0, predict_special_tokens=True),
     **_ignored("attention's softmax is in float32 anyway", reorder_and_upcast_attn=False),
     **_ignored("dropout, which training here does not use", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1),
     **_ignored(
         "a head that is not loaded",
         summary_type="cls_index", summary_use_proj=True, summary_activation=None, summary_proj_to_labels=True,
-        summary_first_dropout=0.1,
+        summary_first_dropout=0.1, summary_last_dropout=0.1, hidden_dropout=0.0,
     ),
 }  # fmt: skip
 
 GEMMA3_WITH_IMAGES = BASE | {
-    "text_config": _read(),
-    "tie_word_embeddings": _read(True),
+    "text_config": _read(None, Mapping | NoneType),
+    "tie_word_embeddings": _read(True, bool | None),
     **_ignored("images are not read", vision_config=None, mm_tokens_per_image=256, boi_token_index=255_999),
     **_ignored("images are not read", eoi_token_index=256_000, image_token_index=262_144),
     **_ignored("images are not read", boi_token_id=255_999, eoi_token_id=256_000, image_token_id=262_144),
@@ -202,6 +219,24 @@ FIELDS = {
     "gpt2": GPT2,
 }
 """The table of each `model_type`."""
+
+ROPE_TYPES: dict[str, type | UnionType] = {
+    "rope_type": str,
+    "type": str,
+    "factor": float,
+    "low_freq_factor": float,
+    "high_freq_factor": float,
+    "original_max_position_embeddings": int | None,
+    "attention_factor": float | None,
+    "beta_fast": float | None,
+    "beta_slow": float | None,
+    "mscale": float | None,
+    "mscale_all_dim": float | None,
+    "truncate": bool,
+    "rope_theta": float | None,
+    "partial_rotary_factor": float | None,
+}
+"""What the values of rope_parameters are."""
 
 ROPE_FIELDS = {
     "default": ({}, {}),

@@ -1,13 +1,22 @@
 """config.json is understood wholly or refused by the name of the field."""
 
 import json
+import math
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import pytest
 
-from conf.config_json import ARCHITECTURES, FAMILIES, UnknownArchitectureError, model_from_config
+from conf.config_json import (
+    ARCHITECTURES,
+    FAMILIES,
+    UnknownArchitectureError,
+    model_from_config,
+    without_unknown_fields,
+)
 from conf.hugging_face_fields import FIELDS
 from conf.schema.training.model import Model
 from tests.conftest import deep
@@ -50,7 +59,10 @@ def test_every_field_that_must_have_a_value_is_refused_with_another(kind):
     ignored = {name: "anything" for name, field in FIELDS[kind].items() if field.use == "ignored"}
     assert read(kind, **ignored) == read(kind)
     message = refusal(kind, mystery=3, num_experts=8)
-    assert message.startswith(f"config.json: mystery, num_experts: unknown to {kind}; remove from config.json what ")
+    assert message.startswith(
+        f"config.json: mystery, num_experts: unknown to {kind}; remove what does not change what "
+    )
+    assert "set model.config_json to a copy without it" in message
 
 
 @pytest.mark.parametrize("kind", TEXT)
@@ -72,7 +84,9 @@ def test_every_field_that_is_read_changes_the_model(kind):
             continue
         value = field.default
         other = others.get(name, not value if isinstance(value, bool) else (value or 1) / 2)
-        other = int(other) if isinstance(other, float) and other == int(other) else other
+        other = (
+            int(other) if isinstance(other, float) and other == int(other) and not isinstance(value, float) else other
+        )
         start = {} if name == "use_sliding_window" else given
         assert read(kind, **start | {name: other}) != read(kind, **start), name
 
@@ -113,15 +127,27 @@ def test_local_layers_have_their_own_rotary_parameters():
         ({"rope_parameters": {"rope_theta": 1e5}, "rope_theta": 1e4}, "rope_theta: 10000.0 is not supported"),
         ({"rope_parameters": YARN, "rope_scaling": YARN | {"factor": 2}}, "rope_parameters has other values"),
         ({"rope_parameters": YARN | {"partial_rotary_factor": 0.5}}, "'partial_rotary_factor' is not supported"),
-        ({"rope_parameters": 3}, "rope_parameters: 3 is not supported: a mapping is required"),
-        ({"rope_scaling": YARN | {"factor": "much"}}, "a field of llama has a value of another type"),
+        ({"rope_parameters": 3}, "rope_parameters: 3 is not supported: a mapping or null is required"),
+        ({"rope_scaling": YARN | {"factor": "much"}}, "rotary factor: 'much' is not supported: a number is required"),
+        ({"rope_scaling": YARN | {"factor": True}}, "rotary factor: True is not supported: a number is required"),
+        ({"rope_scaling": YARN | {"truncate": "no"}}, "rotary truncate: 'no' is not supported: true or false"),
+        ({"rope_scaling": YARN | {"beta_fast": [32]}}, "rotary beta_fast: [32] is not supported: a number or null"),
+        ({"rope_scaling": YARN | {"type": "linear"}}, "rotary type: 'linear' is not supported: rope_type is 'yarn'"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rotary rope_type: ['yarn'] is not supported: a text is required"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: 'LlamaForSequenceClassification' is"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights cannot be read; download the repository"),
         ({"num_key_value_heads": 5}, "num_heads (32) must be a multiple of num_kv_heads (5)"),
-        ({"rms_norm_eps": "tiny"}, "rms_norm_eps of llama: Input should be a valid number"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps: 'tiny' is not supported: a number is required"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps: inf is not supported: a number is required"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps: nan is not supported: a number is required"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rope_interleaved": True}, "the decoder rotates the halves of a head"),
+        ({"sliding_window": 4096}, "sliding_window: 4096 is not supported: all layers of a Llama see the whole text"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantized weights cannot be read"),
+        ({"is_encoder_decoder": 0}, "is_encoder_decoder: 0 is not supported"),
         ({"hidden_size": 100}, "hidden_size (100) is no multiple of num_attention_heads (32)"),
-        ({"num_hidden_layers": "many"}, "num_hidden_layers of llama: Input should be a valid integer"),
-        ({"hidden_size": "wide"}, "a field of llama has a value of another type"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers: 'many' is not supported: a whole number is required"),
+        ({"hidden_size": "wide"}, "hidden_size: 'wide' is not supported: a whole number is required"),
         ({"layer_types": ["full_attention"]}, "layer_types: unknown to llama"),
     ],
 )
@@ -129,9 +155,89 @@ def test_what_llama_cannot_be_is_named(fields, words):
     assert words in refusal("llama", **fields)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "wanted"),
+    [
+        ("llama", "attention_bias", "yes", "true or false"),
+        ("llama", "attention_bias", 1, "true or false"),
+        ("llama", "mlp_bias", None, "true or false"),
+        ("llama", "tie_word_embeddings", "false", "true or false"),
+        ("qwen2", "use_sliding_window", "no", "true or false"),
+        ("llama", "num_attention_heads", 4.0, "a whole number"),
+        ("llama", "num_attention_heads", "32", "a whole number"),
+        ("llama", "num_hidden_layers", True, "a whole number"),
+        ("llama", "num_key_value_heads", 8.0, "a whole number or null"),
+        ("gemma2", "num_key_value_heads", None, "a whole number"),
+        ("gemma2", "query_pre_attn_scalar", 256.0, "a whole number"),
+        ("gemma2", "final_logit_softcapping", "30", "a number or null"),
+        ("gemma3_text", "sliding_window", 512.0, "a whole number or null"),
+        ("gemma3_text", "rope_local_base_freq", "10000", "a number or null"),
+        ("qwen3", "layer_types", "full_attention", "a list or null"),
+        ("gpt2", "n_inner", 3072.0, "a whole number or null"),
+        ("gpt2", "layer_norm_epsilon", False, "a number"),
+    ],
+)
+def test_a_value_of_another_type_than_transformers_takes_is_named(kind, name, value, wanted):
+    """Python would take "false" for true, and 4.0 for 4."""
+    assert refusal(kind, **{name: value}) == f"config.json: {name}: {value!r} is not supported: {wanted} is required"
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_types_are_those_of_the_config_class(kind):
+    """A number that is no whole one may be written as one; transformers 4 took that, and no other than itself is it."""
+    words = {"bool": bool, "int": int, "float": float, "list[str]": list, "dict": Mapping, "None": NoneType}
+    words |= {"dict[str, Any]": Mapping}
+    typed = {
+        name: type_ for name, type_ in WRITTEN[kind]["written"].items() if type_ and FIELDS[kind][name].use == "read"
+    }
+    assert len(typed) > 2
+    for name, annotation in typed.items():
+        named = {words[word] for word in annotation.split(" | ") if word in words}
+        assert set(get_args(FIELDS[kind][name].type_) or (FIELDS[kind][name].type_,)) == named, name
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_whole_numbers_are_numbers(kind):
+    for name, field in FIELDS[kind].items():
+        if (
+            field.use == "read"
+            and isinstance(field.default, float)
+            and name not in ("rms_norm_eps", "layer_norm_epsilon")
+        ):
+            assert read(kind, **{name: 20000}) == read(kind, **{name: 20000.0}), name
+
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "is_llama_config": True, "intermediate_size": 1536,
+    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "rms_norm_eps": 1e-05,
+    "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "vocab_size": 49152, "pretraining_tp": 1,
+    "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"q4f16": "float16"}},
+}  # fmt: skip
+"""Keys of a published file that other programs wrote: nanotron and Transformers.js."""
+
+
+def test_what_other_programs_write_does_not_refuse_a_model():
+    own = ("is_llama_config", "rope_interleaved", "transformers.js_config")
+    assert read("llama", **SMOLLM2) == read("llama", **{key: SMOLLM2[key] for key in SMOLLM2 if key not in own})
+    for kind in ("llama", "qwen2", "gpt2"):
+        others = {"unsloth_version": "2026.4.2", "xla_device": None, "_from_model_config": True, "_num_labels": 2}
+        assert read(kind, **others) == read(kind)
+    text = {"hidden_size": 64, "neftune_noise_alpha": 5.0, "temperature": 0.7, "max_length": 20}
+    assert read("gemma3", text_config=text) == read("gemma3_text", hidden_size=64)
+
+
+def test_without_unknown_fields():
+    config = {"model_type": "gemma3", "mystery": 1, "text_config": {"hidden_size": 64, "mystery": {"a": 1}}}
+    assert without_unknown_fields(config) == {"model_type": "gemma3", "text_config": {"hidden_size": 64}}
+    assert without_unknown_fields({"model_type": "llama", "text_config": {}}) == {"model_type": "llama"}
+    with pytest.raises(UnknownArchitectureError, match="model_type 'mamba' is not one of"):
+        without_unknown_fields({"model_type": "mamba"})
+
+
 def test_layers_that_are_not_ours_are_named():
-    for layers in (["full_attention"], 4):
-        assert "a list of num_hidden_layers = 32 is required" in refusal("qwen3", layer_types=layers)
+    assert "a list of num_hidden_layers = 32 is required" in refusal("qwen3", layer_types=["full_attention"])
+    assert "layer_types: ['a'] is not supported: only" in refusal("qwen3", layer_types=[["a"]] * 32)
     chunked, local = (refusal("qwen3", layer_types=[f"{kind}_attention"] * 32) for kind in ("chunked", "sliding"))
     assert "layer_types: 'chunked_attention' is not supported: only" in chunked
     assert "layer_types has local layers, and there is no sliding_window" in local
@@ -166,7 +272,10 @@ def test_gemma_3_with_images_is_read_as_its_decoder():
     assert "text_config.mystery: unknown to gemma3_text" in refusal("gemma3", text_config={"mystery": 1})
     assert "hidden_size: unknown to gemma3;" in refusal("gemma3", hidden_size=64)
     assert "text_config has another value" in refusal("gemma3", text_config={"tie_word_embeddings": False})
-    assert "text_config: [1] is not supported: a mapping is required" in refusal("gemma3", text_config=[1])
+    assert "text_config: [1] is not supported: a mapping or null is required" in refusal("gemma3", text_config=[1])
+    assert "text_config.attention_bias: 'no' is not" in refusal("gemma3", text_config={"attention_bias": "no"})
+    interleaved = {"rope_interleaved": True}
+    assert "text_config.rope_interleaved: True is not supported" in refusal("gemma3", text_config=interleaved)
     capped = {"final_logit_softcapping": 30}
     assert "transformers does not apply it with images" in refusal("gemma3", text_config=capped)
 
@@ -184,6 +293,31 @@ def test_any_value_of_any_field_gives_a_model_or_its_own_error(kind):
 
 RECORDED = json.loads(Path(__file__).with_name("config_classes.json").read_text())
 """By version and model_type; `make_config_classes.py` wrote it."""
+
+
+WRITTEN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("written_fields.json").read_text())["families"]
+"""By model_type, what 24 versions from 2.0 on wrote, with types, and their models read: `make_written_fields.py`."""
+READ_AND_IGNORED = {
+    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout", "summary_last_dropout"),
+    *("classifier_dropout", "hidden_dropout", "num_labels", "problem_type", "summary_proj_to_labels"),
+    *("summary_use_proj", "initializer_range", "output_attentions", "output_hidden_states", "use_cache"),
+    *("output_past", "use_return_dict", "_attn_implementation", "_flash_attn_2_enabled"),
+    "pad_token_id",  # the embedding's row that gets no gradient
+    "pretraining_tp",  # splits products
+    "reorder_and_upcast_attn",  # softmax in float32
+    "n_ctx",  # the size of the causal mask, as n_positions
+    *("image_token_id", "image_token_index", "mm_tokens_per_image", "vision_config"),
+}
+"""Fields that a model of transformers reads and that change no logits of the decoder without dropout."""
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_what_transformers_has_ever_written_is_known_and_what_is_ignored_changes_nothing(kind):
+    written, used = WRITTEN[kind]["written"], WRITTEN[kind]["read"]
+    assert len(written) > 40
+    assert [name for name in written if name not in FIELDS[kind]] == []
+    ignored = {name for name, field in FIELDS[kind].items() if field.use == "ignored"}
+    assert ignored & set(used) <= READ_AND_IGNORED
 
 
 def differences(kind: str, fields: dict[str, Any]) -> dict[str, Any]:

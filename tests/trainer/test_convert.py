@@ -144,7 +144,7 @@ NOT_SUPPORTED = " is not supported: "
         (config(num_hidden_layers=4), "9 tensors are missing, such as layers.3."),
         (config(hidden_act="gelu"), "hidden_act: 'gelu' is not supported: the decoder's gate"),
         (config(num_key_value_heads=3), "num_heads (4) must be a multiple of num_kv_heads (3)"),
-        (config(rms_norm_eps="tiny"), "config.json: rms_norm_eps of llama: Input should be a valid"),
+        (config(rms_norm_eps="tiny"), "config.json: rms_norm_eps: 'tiny' is not supported: a number is required"),
         (written("config.json", '{"model_type": "llama"}'), "does not match config.json"),
         (written("config.json", "[1]"), "config.json: not a model's config: it is no mapping"),
         (config(num_hidden_layers=2), "is of no part of the model that config.json describes"),

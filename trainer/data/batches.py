@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conf.schema.training.data import Data, PuzzleData, QuestionData, TextData
+from conf.schema.training.data import Data, PuzzleData, QuestionData, TableData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.distributed.mesh import Batch
-from trainer.tokenizer import loading
+from trainer.tokenizer import loading, text_bytes
 from trainer.tokenizer.loading import ByteTokenizer, CharacterTokenizer, Tokenizer
 
 
@@ -97,7 +97,6 @@ def read_texts(data: TextData) -> list[str]:
 
 def _read(file: str, key: str) -> str:
     with files.open_file(file) as stream:
-        files.refuse_packed(stream, file, key)
         raw = stream.read()
     try:
         return raw.decode()
@@ -122,8 +121,8 @@ class Stream(Protocol):
         """Return the positions of this process's streams after the last batch returned, regardless of prefetching."""
         ...
 
-    def left_out(self) -> dict[str, dict[str, int]]:
-        """Return how many lines and long documents each of this process's streams has skipped, after the last batch.
+    def num_bad_lines(self) -> dict[str, int]:
+        """Return how many lines each of this process's streams has skipped, by its position after the last batch.
 
         With packing: documents, the position is the beginning of the rows that are packed together.
         """
@@ -213,9 +212,28 @@ class Dataset:
         """Raise RunFileError if the tokenizer has ids beyond the model's vocabulary."""
         loading.check_vocab_size(model_vocab, self.vocab_size, f"data.tokenizer={self._data.tokenizer}")
 
-    def token_bytes(self) -> np.ndarray:
-        """Return each token's bytes of text, int32 [vocab], for bits per byte; 0 for special tokens."""
-        return self.tokenizer.token_bytes()[: self.vocab_size]
+    @cached_property
+    def text_bytes(self) -> np.ndarray | str:
+        """Return what bits per byte need of each token, int32 [2, vocab]; or why bytes cannot be told.
+
+        First the bytes of text that it stands for, 0 for special tokens. Then the bytes that the token after it has
+        too many: 1 where a document begins behind it, before which the tokenizer puts a space of its own.
+        """
+        found = text_bytes.measure(self.tokenizer)
+        if isinstance(found, str):
+            return found
+        table = np.stack([found.of_token, np.zeros_like(found.of_token)])[:, : self.vocab_size]
+        if not found.own_space or self._uses_windows:  # a text in windows is one document
+            return table
+        if isinstance(self._data, TableData) and self._data.template is not None:
+            return "the tokenizer puts a space of its own before each answer"
+        marks = [*self.bos_ids, *(() if self.eos_id is None else (self.eos_id,))]
+        if not marks and self._data.packing == "stream":
+            return (
+                "the tokenizer puts a space of its own before each document; set data.bos or data.eos, which mark them"
+            )
+        table[1, marks] = 1
+        return table
 
     @property
     def _uses_windows(self) -> bool:
@@ -246,7 +264,7 @@ class _WindowBatches:
     def position(self) -> Progress:
         return {"step": self._step}
 
-    def left_out(self) -> dict[str, dict[str, int]]:
+    def num_bad_lines(self) -> dict[str, int]:
         return {}
 
     def restore(self, position: Progress) -> None:

@@ -1,5 +1,6 @@
 """Next-token prediction: what an update and an evaluation are. `updates.UpdateLoop` runs them."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,10 @@ from trainer.step.program import Program
 from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.metrics import MetricsLogger
 
+BITS_PER_BYTE = "eval_bits_per_byte"
+
+logger = logging.getLogger(__name__)
+
 
 def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
@@ -39,7 +44,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     split = shard_rows(loop, mesh)
     stream = data.train_batches(loop, experiment.seed, split.rows)
     again = _read_again(experiment, loop, data, mesh)
-    metrics = ("eval_loss", "eval_bits_per_byte")
+    metrics = _evaluated(experiment, data)
     with (
         PreemptionNotice() as notice,
         closing(stream),
@@ -60,6 +65,17 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
             updates.run(state, first)
 
 
+def _evaluated(experiment: RunFile, data: batches.Dataset) -> tuple[str, ...]:
+    """Return the metrics by which a checkpoint can be the best. Raises RunFileError if its metric cannot be told."""
+    if not isinstance(data.text_bytes, str):
+        return ("eval_loss", BITS_PER_BYTE)
+    why, best = data.text_bytes, experiment.checkpoint.best
+    if best is not None and best.metric == BITS_PER_BYTE:
+        raise RunFileError(f"checkpoint.best.metric: {BITS_PER_BYTE} cannot be told, because {why}; use eval_loss")
+    logger.warning("%s is left out: %s", BITS_PER_BYTE, why)
+    return ("eval_loss",)
+
+
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """Yield the programs that a run compiles, with abstract arguments."""
     cfg, loop, opt = experiment.decoder, experiment.loop, experiment.optimizer
@@ -69,11 +85,11 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     yield Program(
         "update", train_step.build_update(lm.loss(cfg, loop), cfg, opt, mesh, split.accumulation), (state, batch)
     )
-    token_bytes = jax.ShapeDtypeStruct((cfg.vocab_size,), "int32", sharding=meshes.named_sharding(mesh))
+    text_bytes = jax.ShapeDtypeStruct((2, cfg.vocab_size), "int32", sharding=meshes.named_sharding(mesh))
     evaluate = jax.jit(lm.build_eval(cfg, split.accumulation))
     evaluated = train_step.eval_params(state)
     beside = (state.optimizer, () if evaluated is state.params else state.params)
-    yield Program("eval", evaluate, (evaluated, token_bytes, batch), resident=beside)
+    yield Program("eval", evaluate, (evaluated, text_bytes, batch), resident=beside)
     yield Program("resident", None, resident=state)
 
 
@@ -121,7 +137,8 @@ class LmUpdates(UpdateLoop[LmLoop]):
             self.sample_interval = loop.text_samples.interval
             self.samples = TextSampler(loop.text_samples, data, cfg, self.mesh, self.experiment.seed)
             self.samples.generate(state.params)  # compiles its programs
-        self.split, self.token_bytes = split, _token_bytes(data, cfg.vocab_size, self.mesh)
+        self.split, self.text_bytes = split, _text_bytes(data, cfg.vocab_size, self.mesh)
+        self.untold = {"bits_per_byte"} if isinstance(data.text_bytes, str) else set[str]()
         self.held_out = data.validation_batches(loop, split.rows)
         self.flops = throughput.model_flops(cfg, loop.total_batch_tokens, loop.seq_len)
         ends = [] if data.eos_id is None else [data.eos_id]
@@ -141,11 +158,12 @@ class LmUpdates(UpdateLoop[LmLoop]):
     def evaluate(self, state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
         parts: list[Any] = []
         for batch in self.held_out:
-            evaluated = self.ready["eval"](train_step.eval_params(state), self.token_bytes, self.place(batch))
+            evaluated = self.ready["eval"](train_step.eval_params(state), self.text_bytes, self.place(batch))
             parts.append(jax.device_get(evaluated))
             between()
         totals = jax.tree.map(lambda *values: float(math.fsum(values)), *parts)
-        return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
+        told = {name: parts for name, parts in totals.items() if name not in self.untold}
+        return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in told.items()}
 
     def rates(self, seconds: float) -> dict[str, float]:
         used = throughput.model_flops_utilization(self.flops, seconds, self.experiment.pod)
@@ -156,10 +174,11 @@ class LmUpdates(UpdateLoop[LmLoop]):
         self.log.log_text(step, "samples", "\n\n---\n\n".join(texts))
 
 
-def _token_bytes(data: batches.Dataset, vocab_size: int, mesh: Mesh) -> jax.Array:
-    """Return the bytes of each token's text, int32 [vocab_size], on all devices; 0 past the tokenizer's vocabulary."""
-    known, padded = data.token_bytes(), np.zeros(vocab_size, np.int32)
-    padded[: len(known)] = known
+def _text_bytes(data: batches.Dataset, vocab_size: int, mesh: Mesh) -> jax.Array:
+    """Return `data.text_bytes`, int32 [2, vocab_size], on all devices; 0 past the tokenizer's vocabulary."""
+    padded = np.zeros((2, vocab_size), np.int32)
+    if not isinstance(data.text_bytes, str):
+        padded[:, : data.text_bytes.shape[1]] = data.text_bytes
     return jax.device_put(padded, meshes.named_sharding(mesh))
 
 

@@ -103,7 +103,7 @@ def _sums(walk: _Walk) -> MetricSums:
 
 
 EvalFn = Callable[[Params, jax.Array, DeviceBatch], MetricSums]
-"""Maps (weights, bytes of each token [vocab], batch) to metric sums."""
+"""Maps (weights, bytes of text by token [2, vocab], see `batches.Dataset.text_bytes`, batch) to metric sums."""
 
 
 def loss(cfg: Model, loop: LmLoop | None = None) -> LossFn:
@@ -158,7 +158,7 @@ def build_eval(cfg: Model, accumulation: int) -> EvalFn:
     accumulation: above 1 the batch is [A, B / A, T], and its parts are computed sequentially.
     """
 
-    def part(params: Params, token_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
+    def part(params: Params, text_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
         stability: MetricSums = {}
         if cfg.residual == "plain":
             hidden = _hidden_states(params, cfg, batch)
@@ -168,15 +168,18 @@ def build_eval(cfg: Model, accumulation: int) -> EvalFn:
             )
         logprobs, _ = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         nats = -logprobs * batch["weights"]
-        stands_for = token_bytes[batch["targets"]]
-        in_text = jnp.where(stands_for > 0, nats, 0).sum()
+        stands_for = text_bytes[0, batch["targets"]]
+        is_text = stands_for > 0
+        num_bytes = jnp.where(is_text, stands_for - text_bytes[1, batch["tokens"]], 0)
         return stability | {
             "loss": Mean(nats.sum(), batch["weights"].sum()),
-            "bits_per_byte": Mean(in_text, math.log(2) * (stands_for * batch["weights"]).sum()),
+            "bits_per_byte": Mean(
+                jnp.where(is_text, nats, 0).sum(), math.log(2) * (num_bytes * batch["weights"]).sum()
+            ),
         }
 
-    def parts(params: Params, token_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
-        sums = lax.map(lambda piece: part(params, token_bytes, piece), batch)
+    def parts(params: Params, text_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
+        sums = lax.map(lambda piece: part(params, text_bytes, piece), batch)
         return jax.tree.map(lambda x: x.sum(axis=0), sums)
 
     return part if accumulation == 1 else parts

@@ -11,6 +11,7 @@ import numpy as np
 
 from conf.config_json import FAMILIES, UnknownArchitectureError
 from conf.config_json import model_from_config as model_from_config
+from conf.config_json import without_unknown_fields as without_unknown_fields
 from conf.schema.training.model import Model, family_switches
 
 Arrays = tuple[np.ndarray, ...]

@@ -41,6 +41,8 @@ SKIPPED = re.compile(
     r"|.*\.attn\.(masked_)?bias"  # GPT-2's causal mask
 )
 """Tensors of a checkpoint that the decoder does not have."""
+HEAD, EMBEDDING = "lm_head.weight", "embedding"
+"""The output layer's tensor, and the weight that it is in a model which ties both."""
 READ_DTYPES = ("F64", "F32", "F16", "BF16")
 SHARD_BYTES = 2 << 30
 """Maximum size of written files; writing needs this memory beside the largest weight of all layers."""
@@ -69,24 +71,41 @@ def read_config(folder: epath.Path) -> dict[str, Any]:
 def read_params(folder: epath.Path, cfg: Model) -> Params:
     """Return all weights of the model as NumPy arrays in the checkpoint's dtypes, in the tree of `weight_table`.
 
+    Where the layers of a weight have several dtypes, it has the one that holds them all. The head of a tied model is
+    the embedding: it may be there twice, or under the head's name only, which transformers reads too.
+
     Raises:
-        PretrainedError: a shard is missing or truncated, a tensor is missing, unknown, quantized or has another shape.
+        PretrainedError: a shard is missing or truncated, a tensor is missing, unknown, quantized or has another shape,
+            or the output layer of a tied model has other values than its embedding.
     """
     wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in _hf_names(tensor, cfg)}
-    names, table, params = frozenset(wanted), weight_table(cfg), {}
+    names, table, params = frozenset({*wanted, HEAD}), weight_table(cfg), {}
+    head: np.ndarray | None = None
 
     def is_read(name: str) -> bool:
         if _decoder_name(name, names) is not None:
             return True
-        if SKIPPED.fullmatch(name) or (cfg.tie_word_embeddings and name.endswith("lm_head.weight")):
+        if SKIPPED.fullmatch(name):
             return False
         raise PretrainedError(f"{folder}: the tensor {name} is of no part of the model that config.json describes")
 
     for name, array in iter_tensors(folder, is_read):
         known = _decoder_name(name, names)
+        if known == HEAD and cfg.tie_word_embeddings and head is None:
+            head = array
+            continue
         if known not in wanted:
-            raise PretrainedError(f"{folder}: the tensor {name} is there twice, under different prefixes")
+            raise PretrainedError(f"{folder}: the tensor {name} is there twice, in two files or under two prefixes")
         _copy_into_params(params, table, known, wanted.pop(known), array)
+    if head is not None:
+        embedding = next(tensor for tensor in tensor_mappings(cfg) if tensor.param_names == (EMBEDDING,))
+        if wanted.pop(embedding.hf_name, None):
+            _copy_into_params(params, table, HEAD, embedding, head)
+        elif not np.array_equal(*_with_one_dtype(head, params[EMBEDDING])):
+            raise PretrainedError(
+                f"{folder}: config.json ties {HEAD} to {embedding.hf_name}, and the two tensors differ; set "
+                "tie_word_embeddings to false in a copy of the folder to train the model with both"
+            )
     if wanted:
         missing = sorted(wanted)
         raise PretrainedError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
@@ -182,12 +201,12 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
     """Copy a tensor to its place; the first layer's tensor allocates the arrays of all layers."""
     try:
         parts = tensor.read(array)
-    except ValueError:
+    except (ValueError, IndexError):
         parts = ()
     shapes = [(table["layers"] if tensor.is_per_layer else table)[ours].shape for ours in tensor.param_names]
     if tensor.is_per_layer:
         shapes = [shape[1:] for shape in shapes]
-    if [part.shape for part in parts] != shapes:
+    if [part.shape for part in parts] != shapes or tensor.write(*parts).shape != array.shape:
         raise PretrainedError(f"{name}: the shape {array.shape} does not match config.json")
     for ours, part in zip(tensor.param_names, parts, strict=True):
         if not tensor.is_per_layer:
@@ -196,7 +215,14 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
         layers = params.setdefault("layers", {})
         if ours not in layers:
             layers[ours] = np.empty(table["layers"][ours].shape, part.dtype)
+        layers[ours], part = _with_one_dtype(layers[ours], part)
         layers[ours][int(next(word for word in name.split(".") if word.isdigit()))] = part
+
+
+def _with_one_dtype(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both in the dtype that holds either; NumPy has none for bfloat16 and float16."""
+    dtype = jnp.promote_types(one.dtype, other.dtype)
+    return one.astype(dtype, copy=False), other.astype(dtype, copy=False)
 
 
 def iter_tensors(
@@ -225,14 +251,21 @@ def iter_file(file: epath.Path, is_read: Callable[[str], bool] = lambda _: True)
 
 
 def _shards(folder: epath.Path) -> list[str]:
-    if (folder / INDEX_FILE).exists():
-        try:
-            return sorted(set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            raise PretrainedError(f"{folder / INDEX_FILE}: not an index of shards; download it again") from None
-    if (folder / SINGLE_FILE).exists():
-        return [SINGLE_FILE]
-    raise PretrainedError(f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    is_whole = (folder / SINGLE_FILE).exists()
+    if not (folder / INDEX_FILE).exists():
+        if is_whole:
+            return [SINGLE_FILE]
+        raise PretrainedError(f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    try:
+        places = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+        names = sorted({Path(name).as_posix() for name in places.values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise PretrainedError(f"{folder / INDEX_FILE}: not an index of shards; download it again") from None
+    if not is_whole or SINGLE_FILE in names:
+        return names
+    if there := [name for name in names if (folder / name).exists()]:
+        raise PretrainedError(f"{folder}: has {SINGLE_FILE} and {there[0]}; remove what is not this model's")
+    return [SINGLE_FILE]  # the index is of an earlier form of the model, as transformers takes it
 
 
 @contextmanager

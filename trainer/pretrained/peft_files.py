@@ -21,11 +21,16 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 PLAIN: dict[str, Any] = {"peft_type": "LORA", "bias": "none"}
 """Values of adapter_config.json of a plain LoRA."""
-EMPTY = (
-    *("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "lora_bias"),
-    *("layer_replication", "target_parameters", "trainable_token_indices", "use_qalora", "use_bdlora"),
+BASE_KEPT = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the base model as it is; PiSSA, OLoRA, CorDA and so on change its weights."""
+KNOWN = (
+    *("r", "lora_alpha", "use_rslora", "init_lora_weights"),
+    *("peft_version", "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode"),
+    *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors say it
+    *("lora_dropout", "eva_config", "loftq_config", "fan_in_fan_out", "ensure_weight_tying"),  # of training
+    *("megatron_config", "megatron_core", "qalora_group_size"),  # of layers that are refused by other keys
 )
-"""Keys of adapter_config.json that change what an adapter is, unless they are false or empty."""
+"""Keys of adapter_config.json that are read or change no plain adapter. Others must be false or empty."""
 
 
 class _Adapter(NamedTuple):
@@ -97,7 +102,12 @@ def _check_config(folder: epath.Path, cfg: Model) -> None:
         raise StoreError(
             f"model.lora.lora_alpha: adapters of {folder} are multiplied by {scale:g}, not {cfg.lora.scale:g}"
         )
-    if key := next((key for key in EMPTY if found.get(key)), None):
+    if (start := found.get("init_lora_weights")) not in BASE_KEPT:
+        raise StoreError(
+            f"model.lora.adapter: {folder} has init_lora_weights {start!r}, which may have changed the base model; "
+            "convert it to a plain LoRA with PEFT's path_initial_model_for_weight_conversion"
+        )
+    if key := next((key for key, value in found.items() if value and key not in (*PLAIN, *KNOWN)), None):
         raise StoreError(f"model.lora.adapter: {folder} uses {key}, which Slipway's adapters do not have")
 
 

@@ -32,14 +32,20 @@ def write_params(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
     (folder / DESCRIPTION_FILE).write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
 
 
-def read_model(folder: epath.Path) -> AnyModel:
-    """Return the model of the stored weights. Raises StoreError."""
+def read_model(folder: epath.Path, wanted: AnyModel | None = None) -> AnyModel:
+    """Return the model of the stored weights. Raises StoreError.
+
+    wanted: where it has a `config_json`, that says what the fields of the weights' own that we do not know do not.
+    """
     file = folder / DESCRIPTION_FILE
     if run_weights.is_checkpoint(folder):
         return run_weights.read_model(_absolute(folder))
     if not file.exists() and (folder / "config.json").exists():
         try:
-            return hf_families.model_from_config(hf_files.read_config(folder))
+            config = hf_files.read_config(folder)
+            if isinstance(wanted, Model) and wanted.config_json is not None:
+                config = hf_families.without_unknown_fields(config)
+            return hf_families.model_from_config(config)
         except (hf_files.PretrainedError, hf_families.UnknownArchitectureError) as error:
             raise StoreError(f"{folder}: {error}") from None
     if not file.exists():
@@ -102,7 +108,7 @@ def load_sharded(folder: epath.Path, cfg: AnyModel, mesh: Mesh) -> Params:
     _check_same_model(folder, cfg)
     wanted = with_shardings(abstract_params(cfg), param_shardings(cfg, mesh))
     if isinstance(cfg, Model) and cfg.lora is not None:
-        found, given = read_model(folder), dict[str, Any]()
+        found, given = read_model(folder, cfg), dict[str, Any]()
         if cfg.lora.adapter is not None:
             read = peft_files.read_adapter(epath.Path(cfg.lora.adapter), cfg)
             given = jax.tree.map(_to_sharded_array, read, select(wanted, read))
@@ -150,7 +156,7 @@ def check_weights(cfg: AnyModel) -> None:
 
 def _check_same_model(folder: epath.Path, cfg: AnyModel) -> None:
     """Raise StoreError unless the weights are of this model."""
-    found, wanted = read_model(folder), cfg
+    found, wanted = read_model(folder, cfg), cfg
     if key := different_weights(found, wanted):
         wish, there = getattr(wanted, key), getattr(found, key)
         raise StoreError(f"model.{key}: is {wish!r}, but {there!r} in the weights of {folder}")

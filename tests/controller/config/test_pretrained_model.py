@@ -176,9 +176,26 @@ def test_a_pretrained_model_has_no_chat_and_its_own_special_tokens(tuned: HubSer
 
 
 def test_an_unknown_field_is_refused_by_name(tuned: HubServer) -> None:
+    """A config.json without it describes the same weights."""
     describe_on_hub(tuned, CHAT, json.dumps(json.loads(GEMMA_JSON.read_text()) | {"mixture_of_depths": 3}))
     [problem] = problems_of(*ON_HF)
     assert "config.json: mixture_of_depths: unknown to gemma2" in problem
+    assert "for a file that is not yours, set model.config_json to a copy without it" in problem
+    config = config_of(*ON_HF, f"model.config_json={GEMMA}")
+    assert isinstance(config.model, Model)
+    assert (config.model.weights, config.model.config_json, config.model.dim) == ("assets://tuned-2-5b", GEMMA, 32)
+
+
+def test_what_other_programs_write_refuses_no_model(tuned: HubServer) -> None:
+    others = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
+    describe_on_hub(tuned, CHAT, json.dumps(json.loads(GEMMA_JSON.read_text()) | others))
+    assert config_of(*ON_HF).model is not None
+
+
+def test_what_other_programs_compute_in_another_way_is_refused(tuned: HubServer) -> None:
+    describe_on_hub(tuned, CHAT, json.dumps(json.loads(GEMMA_JSON.read_text()) | {"rope_interleaved": True}))
+    [problem] = problems_of(*ON_HF)
+    assert "rope_interleaved: True is not supported: the decoder rotates the halves" in problem
 
 
 def test_a_chat_that_we_do_not_have_is_named(tuned: HubServer) -> None:

@@ -40,7 +40,7 @@ def test_evaluations_have_them_and_the_same_loss():
     cfg, (tokens, _) = model_of(residual="mhc_lite"), tokens_and_positions()
     params, ones = perturbed(cfg), jnp.ones(tokens.shape)
     batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1), "weights": ones}
-    found = metric_sums.finalize(jax.jit(lm.build_eval(cfg, 1))(params, jnp.ones(cfg.vocab_size, int), batch))
+    found = metric_sums.finalize(jax.jit(lm.build_eval(cfg, 1))(params, jnp.ones((2, cfg.vocab_size), int), batch))
     loss = metric_sums.finalize(jax.jit(lm.loss(cfg))(params, batch))["loss"]
     assert float(found["loss"]) == pytest.approx(float(loss), rel=1e-5)
     assert float(found["residual_row_error"]) < 1e-5

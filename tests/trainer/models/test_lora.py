@@ -93,6 +93,14 @@ def test_an_adapter_of_peft_computes_what_peft_computes_merged_or_not_and_is_wri
         ({"use_dora": True}, "uses use_dora, which Slipway's adapters do not have"),
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA' in .*, not 'LORA'"),
         ({"rank_pattern": {"q_proj": 2}}, "uses rank_pattern"),
+        ({"alora_invocation_tokens": [3, 4]}, "uses alora_invocation_tokens"),
+        ({"kasa_config": {"beta": 1e-4}}, "uses kasa_config"),
+        ({"of_a_later_peft": True}, "uses of_a_later_peft"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "has init_lora_weights 'pissa_niter_4', which may have changed the base",
+        ),
+        ({"init_lora_weights": "olora"}, "has init_lora_weights 'olora'"),
         (None, "has no valid adapter_config.json of PEFT"),
     ],
 )

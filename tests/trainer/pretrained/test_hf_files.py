@@ -1,11 +1,13 @@
 """Every tensor of a checkpoint is read, skipped for a reason, or named: none is dropped in silence."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
@@ -16,8 +18,9 @@ from conf.schema.training.model import Model, family_switches
 from tests.trainer.models.reference_models import FIXTURES, VARIANTS, described, params_of
 from trainer import convert
 from trainer.models.weights import Params
-from trainer.pretrained import hf_families, hf_files
+from trainer.pretrained import hf_families, hf_files, store
 from trainer.pretrained.hf_files import PretrainedError
+from trainer.pretrained.run_weights import StoreError
 
 
 def read(folder: Path) -> Params:
@@ -51,12 +54,100 @@ def test_gemma_3_with_images_is_read_under_the_names_of_transformers_4_and_5(tmp
     jax.tree.map(np.testing.assert_array_equal, read(other), read(FIXTURES / "gemma3_images"))
 
 
-@pytest.mark.parametrize(
-    "name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"], ids=["buffer", "tied output layer"]
-)
-def test_what_the_decoder_does_not_have_is_skipped(tmp_path, name):
-    folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | {name: np.zeros(3, np.int8)})
+def test_what_the_decoder_does_not_have_is_skipped(tmp_path):
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(3, np.int8)}
+    folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | buffer)
     jax.tree.map(np.testing.assert_array_equal, read(folder), read(FIXTURES / "qwen2"))
+
+
+EMBEDDINGS = {
+    "qwen2": "model.embed_tokens.weight",
+    "gemma3_images": "language_model.model.embed_tokens.weight",
+    "gpt2": "transformer.wte.weight",
+}
+
+
+@pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
+@pytest.mark.parametrize("family", EMBEDDINGS)
+def test_the_head_of_a_tied_model_is_its_embedding(tmp_path, family, head):
+    """It may be there too, or alone, as safetensors keeps one of two equal tensors."""
+    name = EMBEDDINGS[family]
+    both = copy_with(tmp_path / "both", family, lambda known: known | {head: known[name].copy()})
+    alone = copy_with(tmp_path / "alone", family, lambda known: known | {head: known.pop(name)})
+    for folder in (both, alone):
+        jax.tree.map(np.testing.assert_array_equal, read(folder), read(FIXTURES / family))
+
+
+@pytest.mark.parametrize("family", EMBEDDINGS)
+@pytest.mark.parametrize(
+    "change", [lambda head: head * 1.001, lambda head: head[:-1], lambda head: head.astype(np.float16)]
+)
+def test_another_head_than_a_tied_config_says_is_not_dropped(tmp_path, family, change):
+    """transformers 5 keeps both tensors of such a folder, and version 4 only the embedding."""
+    name = EMBEDDINGS[family]
+    folder = copy_with(tmp_path / "other", family, lambda known: known | {"lm_head.weight": change(known[name])})
+    with pytest.raises(
+        PretrainedError, match=r"ties lm_head\.weight to \S+, and the two .* tie_word_embeddings to false"
+    ):
+        read(folder)
+
+
+def test_a_head_of_another_dtype_is_compared_by_value(tmp_path):
+    name, whole = EMBEDDINGS["qwen2"], np.arange(97 * 32).reshape(97, 32) % 100
+
+    def heads(difference: int) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+        head = (whole + difference).astype(jnp.bfloat16)
+        return lambda known: known | {name: whole.astype(np.float16), "lm_head.weight": head}
+
+    assert read(copy_with(tmp_path / "equal", "qwen2", heads(0)))["embedding"].dtype == np.float16
+    with pytest.raises(PretrainedError, match="and the two tensors differ"):
+        read(copy_with(tmp_path / "other", "qwen2", heads(1)))
+
+
+def test_a_second_head_is_named(tmp_path):
+    heads = ("lm_head.weight", "model.lm_head.weight")
+    copies = copy_with(
+        tmp_path / "two", "qwen2", lambda known: known | {name: known[EMBEDDINGS["qwen2"]].copy() for name in heads}
+    )
+    with pytest.raises(PretrainedError, match=r"lm_head\.weight is there twice, in two files or under two prefixes"):
+        read(copies)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "expected"),
+    [
+        (np.float16, np.float32, np.float32),
+        (np.float32, np.float16, np.float32),
+        (jnp.bfloat16, np.float32, np.float32),
+        (jnp.bfloat16, np.float16, np.float32),
+        (np.float16, jnp.bfloat16, np.float32),
+        (np.float32, np.float64, np.float64),
+        (jnp.bfloat16, jnp.bfloat16, jnp.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_layers_of_several_dtypes_are_neither_rounded_nor_beyond_a_range(tmp_path, family, first, later, expected):
+    """float16 ends at 65,504 and bfloat16 has 8 bits."""
+
+    def mixed(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found, scale = dict(known), 1 if later == np.float16 else 1e5
+        for name in known:
+            if layer := re.search(r"\.(\d+)\.", name):
+                array = known[name] if layer[1] == "0" else known[name] * scale
+                found[name] = array.astype(first if layer[1] == "0" else later)
+        return found
+
+    folder = copy_with(tmp_path / "mixed", family, mixed)
+    written, params = load_file(folder / hf_files.SINGLE_FILE), read(folder)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params["layers"])} == {np.dtype(expected)}
+    cfg = model_from_config(hf_files.read_config(epath.Path(folder)))
+    root = "transformer." if family == "gpt2" else "model."
+    for tensor in hf_families.tensor_mappings(cfg):
+        for layer in range(cfg.num_layers if tensor.is_per_layer else 0):
+            parts = tensor.read(written[root + tensor.hf_name.format(i=layer)])
+            for ours, part in zip(tensor.param_names, parts, strict=True):
+                np.testing.assert_array_equal(params["layers"][ours][layer], part.astype(expected))
+    assert np.isfinite(jax.tree.leaves(params["layers"])[0].astype(np.float64)).all()
 
 
 NO_PART = "is of no part of the model that config.json describes"
@@ -68,13 +159,96 @@ NO_PART = "is of no part of the model that config.json describes"
         ("model.layers.0.self_attn.q_proj.weight_scale_inv", NO_PART),  # of FP8
         ("model.layers.3.mlp.up_proj.weight", NO_PART),  # of a layer more than config.json has
         ("score.weight", NO_PART),
-        ("norm.weight", "is there twice, under different prefixes"),
+        ("norm.weight", "is there twice, in two files or under two prefixes"),
     ],
 )
 def test_a_tensor_of_something_else_is_named(tmp_path, name, words):
     folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | {name: np.zeros(3, np.float32)})
     with pytest.raises(PretrainedError, match=f"{name} {words}"):
         read(folder)
+
+
+def sharded(folder: Path, **changes: Any) -> Path:
+    """A copy of Qwen 2's checkpoint in two files, and its index."""
+    known = load_file(FIXTURES / "qwen2" / hf_files.SINGLE_FILE)
+    names = sorted(known)
+    shards = {"a.safetensors": names[:5], "b.safetensors": names[5:]} | changes.get("shards", {})
+    folder.mkdir()
+    (folder / "config.json").write_bytes((FIXTURES / "qwen2/config.json").read_bytes())
+    for file, inside in shards.items():
+        save_file({name: known[name] for name in inside}, folder / file)
+    index = {name: file for file, inside in shards.items() for name in inside} | changes.get("index", {})
+    (folder / hf_files.INDEX_FILE).write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def test_an_index_says_which_files_are_read(tmp_path):
+    """It may say more than its files have; one of an earlier form of the model is left alone, as in transformers."""
+    expected = read(FIXTURES / "qwen2")
+    more = sharded(tmp_path / "more", index={"model.gone.weight": "./a.safetensors"})
+    earlier = copy_with(tmp_path / "earlier", "qwen2", dict)
+    (earlier / hf_files.INDEX_FILE).write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    for folder in (more, earlier):
+        jax.tree.map(np.testing.assert_array_equal, read(folder), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"index": {"model.norm.weight": "c.safetensors"}}, "c.safetensors: the shard is missing; download the model"),
+        ({"index": {"model.norm.weight": 3}}, "not an index of shards"),
+        ({"index": {"model.norm.weight": None}}, "not an index of shards"),
+        ({"shards": {"c.safetensors": ["model.norm.weight"]}}, "model.norm.weight is there twice, in two files"),
+        ({"shards": {"b.safetensors": []}}, "tensors are missing, such as "),
+    ],
+)
+def test_shards_that_are_not_the_model_are_named(tmp_path, changes, words):
+    with pytest.raises(PretrainedError, match=re.escape(words)):
+        read(sharded(tmp_path / "split", **changes))
+
+
+def test_two_forms_of_the_weights_in_one_folder_are_named(tmp_path):
+    folder = sharded(tmp_path / "split")
+    (folder / hf_files.SINGLE_FILE).write_bytes((FIXTURES / "qwen2" / hf_files.SINGLE_FILE).read_bytes())
+    with pytest.raises(PretrainedError, match=r"has model\.safetensors and a\.safetensors; remove what is not this"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "change"),
+    [
+        ("qwen2", "model.layers.1.self_attn.q_proj.weight", np.ravel),
+        ("qwen2", "model.layers.0.self_attn.q_proj.bias", lambda x: x.reshape(2, -1)),
+        ("qwen2", "model.layers.0.self_attn.o_proj.weight", lambda x: x[0]),
+        ("qwen2", "model.norm.weight", lambda x: x[None]),
+        ("gpt2", "transformer.h.0.attn.c_proj.weight", np.ravel),
+        ("gpt2", "transformer.h.0.attn.c_attn.weight", np.transpose),
+        ("gpt2", "transformer.h.0.attn.c_attn.bias", lambda x: x[:1].reshape(())),
+        ("gemma2", "model.embed_tokens.weight", np.transpose),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(tmp_path, family, name, change):
+    def changed(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return known | {name: np.ascontiguousarray(change(known[name])).reshape(np.shape(change(known[name])))}
+
+    folder = copy_with(tmp_path / "other", family, changed)
+    with pytest.raises(PretrainedError, match=r"the shape \S.* does not match config\.json"):
+        read(folder)
+
+
+def test_a_field_that_nobody_knows_is_left_out_where_another_config_json_describes_the_model(tmp_path):
+    """`model.config_json` is the way to a model of others whose config.json says more than we know."""
+    folder, path = copy_with(tmp_path / "more", "qwen2", dict), epath.Path(tmp_path / "more")
+    config = hf_files.read_config(path)
+    cfg = model_from_config(config)
+    (folder / "config.json").write_text(json.dumps(config | {"mystery": 3}))
+    with pytest.raises(StoreError, match="mystery: unknown to qwen2; remove what does not change what the model"):
+        store.read_params(path, cfg)
+    told = cfg.model_copy(update={"config_json": "elsewhere"})
+    jax.tree.map(np.testing.assert_array_equal, store.read_params(path, told), read(FIXTURES / "qwen2"))
+    (folder / "config.json").write_text(json.dumps(config | {"mystery": 3, "rms_norm_eps": 1e-3}))
+    with pytest.raises(StoreError, match=r"model\.norm_eps: is "):
+        store.read_params(path, told)
 
 
 @pytest.mark.parametrize("dtype", ["I8", "F8_E4M3"])
