@@ -1,4 +1,4 @@
-"""Machines: this one has the programs and disk space that uploads need, and the workers' disks are large enough.
+"""Machines: this one has the programs, the disk space and the SSH config that a run needs; the workers' disks suffice.
 
 With `cloud=here`, this one has the devices, and its Python the JAX that uses them.
 """
@@ -15,16 +15,20 @@ from conf.schema.config import Config
 from controller.checks.input_hugging_face import COMMANDS, HubSource, download_bytes, hub_sources
 from controller.config.this_machine import Devices, find_devices
 from controller.context import Context, format_size
+from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.inputs.download import part_path, search_path
 from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
 from controller.plan.build import Plan, missing_assets
 from controller.plan.worker_steps import fetched_on_pod
+from controller.ssh.ssh_config import HostConfig, parse_hop
 
 GB = 1e9
 BOOT_DISK_GB = 100
 """Boot disk of a TPU VM: https://cloud.google.com/tpu/docs/attach-durable-block-storage."""
+EXAMPLE_HOSTS = ("10.128.0.2", "192.0.2.2")
+"""Addresses as workers may have them, inside a network and outside (RFC 5737)."""
 MAX_FILES = 100_000
 """Files of an asset above which a plan warns, and stops to count."""
 INSTALL = dict.fromkeys(COMMANDS, "pip install huggingface_hub") | {
@@ -70,6 +74,26 @@ def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
         size = format_size(sizes.total())
         message = f"{size} are downloaded to {folder}, which has {format_size(free)} free"
         yield Issue(f"{message}; free some space, or set run.state_dir to a folder on a larger disk", largest)
+
+
+@check("ssh_config", "error", "ssh.method", also="warning", live=True, of_pods=True)
+def ssh_config_can_be_read(config: Config, context: Context) -> Iterator[Issue]:
+    """A mistake in ~/.ssh/config would be noticed when the first worker of a billed pod is reached."""
+    if config.cloud.kind == "local":  # which brings an SSH config of its own
+        return
+    logins: list[tuple[str, str | None, int | None]] = [(host, config.ssh.user, None) for host in EXAMPLE_HOSTS]
+    for host, user, port in logins:  # it grows by the gateways
+        reader = HostConfig(None, user, port)
+        try:
+            hops = reader.lookup(host).get("proxyjump")
+            logins += [hop for hop in map(parse_hop, hops.split(",") if hops else ()) if hop not in logins]
+            if unused := reader.unused(host):
+                yield Issue(
+                    f"the SSH config says {', '.join(unused)} for {host}, which Slipway does not do", severity="warning"
+                )
+        except ConfigError as error:
+            yield Issue(str(error))
+            return
 
 
 @check("worker_disk", "error", "env.min_free_gb", "assets.KIND.NAME.path", also="warning", of_pods=True)

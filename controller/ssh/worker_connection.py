@@ -15,7 +15,6 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fabric import Config, Connection
@@ -29,11 +28,10 @@ from paramiko import (
     SSHException,
     Transport,
 )
-from paramiko.ssh_exception import ConfigParseError
 
-from controller.core.errors import ConfigError
 from controller.ssh.agent_link import ConnectionFailure, ConnectionParams, WorkerError
 from controller.ssh.login import HostKeys, KnownKeys
+from controller.ssh.ssh_config import HostConfig, parse_hop
 
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
@@ -44,7 +42,7 @@ class Connector:
     def __init__(
         self, access: ConnectionParams, accept_new_host_key: Callable[[int, str], bool] = lambda worker, message: False
     ) -> None:
-        """Read the client key and the SSH config. Raises ConfigError if the SSH config cannot be read.
+        """Read the client key. The SSH config is read when a connection is created.
 
         `accept_new_host_key` gets a worker and a message, and returns whether its host key may have changed.
         """
@@ -55,13 +53,18 @@ class Connector:
         self.access = access
         self.host_keys = HostKeys(access.host_keys, access.known_hosts_file, access.incarnation)
         self.key = Ed25519Key.from_private_key_file(str(access.key))
-        self.config = _config(access)
+        self.config = self.settings(access.user)
         self.closed = False
         self._lock = threading.RLock()
         self._gateways: dict[tuple[str, ...], GatewayConnection] = {}
 
+    def settings(self, user: str | None, port: int | None = None) -> Config:
+        """Return fabric's settings for the hosts that a user logs in to; ~/.fabric.yaml is for other programs."""
+        overrides = {"run": {"in_stream": False}, "timeouts": {"connect": math.ceil(self.access.connect_seconds)}}
+        return Config(overrides=overrides, ssh_config=HostConfig(self.access.ssh_config, user, port), lazy=True)
+
     def connection(self, worker: int) -> WorkerConnection:
-        """Return a new connection to a worker; it opens on first use."""
+        """Return a new connection to a worker; it opens on first use. Raises ConfigError as `HostConfig.lookup`."""
         return WorkerConnection(self, worker)
 
     def gateway(self, hops: tuple[str, ...]) -> GatewayConnection:
@@ -94,17 +97,18 @@ class _HonoursConfig(Connection):
 
     inline_ssh_env = None  # fabric sets it; without the attribute, it would merge all settings again each time
 
-    def __init__(self, dialer: Connector, host: str, **options: Any) -> None:
+    def __init__(self, dialer: Connector, host: str, settings: Config, **options: Any) -> None:
         self._set(dialer=dialer, opening=threading.Lock(), proxy=None)  # fabric takes other new attributes for settings
-        super().__init__(host, config=dialer.config, forward_agent=False, **options)
+        super().__init__(host, config=settings, forward_agent=False, **options)
         files = self.connect_kwargs.get("key_filename", [])
         self.connect_kwargs["key_filename"] = [file for file in files if os.access(file, os.R_OK)]  # as ssh does
 
     def get_gateway(self) -> GatewayConnection | str | None:
-        hops = tuple(hop.strip().removeprefix("ssh://") for hop in self.ssh_config.get("proxyjump", "none").split(","))
-        if hops == ("none",):
+        if "proxyjump" not in self.ssh_config:
             return self.ssh_config.get("proxycommand")
-        if {self.host, self.original_host} & {self.derive_shorthand(hop)["host"] for hop in hops}:
+        hops = tuple(self.ssh_config["proxyjump"].split(","))
+        ours = (self.host, self.original_host), (None, self.port)
+        if any(host in ours[0] and port in ours[1] for host, _, port in map(parse_hop, hops)):
             return None  # a pattern such as `Host *` includes the gateway itself
         return self.dialer.gateway(hops)
 
@@ -151,10 +155,17 @@ class _HonoursConfig(Connection):
 class GatewayConnection(_HonoursConfig):
     """Connection to a hop of `ProxyJump`. A known_hosts file must hold its host key, whatever ~/.ssh/config says."""
 
-    def __init__(self, dialer: Connector, host: str, before: GatewayConnection | None) -> None:
+    def __init__(self, dialer: Connector, hop: str, before: GatewayConnection | None) -> None:
         seconds = dialer.access.connect_seconds
+        host, user, port = parse_hop(hop)
         super().__init__(
-            dialer, host, gateway=before, connect_kwargs={"banner_timeout": seconds, "auth_timeout": seconds}
+            dialer,
+            host,
+            dialer.settings(user, port),
+            user=user,
+            port=port,
+            gateway=before,
+            connect_kwargs={"banner_timeout": seconds, "auth_timeout": seconds},
         )
         self.client.set_missing_host_key_policy(_Policy(self._refuse))
         for file in map(os.path.expanduser, KNOWN_HOSTS):
@@ -191,6 +202,7 @@ class WorkerConnection(_HonoursConfig):
         super().__init__(
             dialer,
             access.addresses[worker],
+            dialer.config,
             user=access.user,
             gateway=None if access.tunnel is None else partial(access.tunnel, worker, seconds),
             connect_kwargs={
@@ -295,19 +307,6 @@ class _Policy(MissingHostKeyPolicy):
 
     def missing_host_key(self, client: object, hostname: str, key: PKey) -> None:
         self._decide(key)
-
-
-def _config(access: ConnectionParams) -> Config:
-    """Return fabric's settings. Only SSH config files are read: ~/.fabric.yaml is for other programs."""
-    overrides = {"run": {"in_stream": False}, "timeouts": {"connect": math.ceil(access.connect_seconds)}}
-    files = [access.ssh_config] if access.ssh_config else [Path("~/.ssh/config").expanduser(), "/etc/ssh/ssh_config"]
-    path = None if access.ssh_config is None else str(access.ssh_config)
-    config = Config(overrides=overrides, runtime_ssh_path=path, lazy=True)
-    try:
-        config.load_ssh_config()
-    except (OSError, ValueError, ConfigParseError) as error:
-        raise ConfigError(f"cannot read the SSH config ({' or '.join(map(str, files))}): {error}") from None
-    return config
 
 
 def _prefer_key_types(transport: Transport, known: KnownKeys) -> None:

@@ -1,5 +1,6 @@
 """Missing programs and full disks are found before the download."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,13 +12,19 @@ from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
 from controller.checks import machine
 from controller.checks.asset_access import local_files_are_here
-from controller.checks.machine import downloads_fit, programs_are_installed, workers_disks_suffice
+from controller.checks.machine import (
+    downloads_fit,
+    programs_are_installed,
+    ssh_config_can_be_read,
+    workers_disks_suffice,
+)
 from controller.checks.preflight import preflight
 from controller.config.this_machine import Devices
 from controller.context import format_size
 from controller.localcloud.hub import HubServer
 from tests.composed import config_of as config
 from tests.controller.checks.plans import build, context, plan_of
+from tests.fakes.context import make_context
 from tests.hub import CONTENT, hub
 
 __all__ = ["hub"]
@@ -40,6 +47,30 @@ def test_the_program_of_a_build_must_be_installed(tmp_path: Path, monkeypatch: p
     (tmp_path / "make.sh").touch()
     assert list(programs_are_installed(plan_of(tmp_path, "{build: [make.sh, '{output}']}"), context())) == []
     assert list(programs_are_installed(plan_of(tmp_path, "{build: [sh, -c, 'ls {output}']}"), context())) == []
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="OpenSSH is not installed")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Host *\n  ProxyJump me@gw:22\nHost gw\n  ProxyJump none\n", ""),
+        ("Host *\n  Prot 2200\n", "error ssh.method: cannot read the SSH config .*/config: line 2: Bad .*prot"),
+        ("Host 10.*\n  ProxyJump gw\nHost gw\n  ProxyCommand nc %Z\n", "error ssh.method: .*nc %Z"),
+        ("Host *\n  BindAddress 127.0.0.1\n", "warning ssh.method: .*says bindaddress 127.0.0.1 for 1"),
+    ],
+)
+def test_the_ssh_config_is_read_before_a_pod_is_billed(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For addresses as workers have them, and for their gateways; the emulated cloud has a config of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text(text)
+    found = list(ssh_config_can_be_read(config("cloud=gcp", "cloud.project=acme"), make_context(None, tmp_path)))
+    lines = [f"{finding.severity} {finding}" for finding in found]
+    assert all(re.match(said, line) for line in lines)
+    assert bool(lines) == bool(said)
+    assert list(ssh_config_can_be_read(config("cloud=local"), make_context(None, tmp_path))) == []
 
 
 @pytest.mark.parametrize(("free", "fits"), [(WHOLE, True), (WHOLE - 1, False)])

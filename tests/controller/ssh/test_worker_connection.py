@@ -1,6 +1,7 @@
 """Which keys are whose; what ~/.ssh/config may say about the way to a worker, and what fabric does with it."""
 
 import io
+import shutil
 import socket
 import socketserver
 import stat
@@ -124,9 +125,25 @@ def test_a_gateway_that_shows_another_key_or_is_down_is_told(make_pod, home: Pat
             by_home(pod, home, fleets, *blocks).call(1, "observe", {})
         assert caught.value.kind == kind
         pod.run_coroutine(gateway.drop_connections())
-    words = r"cannot read the SSH config \(.*home/\.ssh/config or /etc/ssh/ssh_config\): Unparsable"
+    words = r"cannot read the SSH config .*home/\.ssh/config.*line 1|home/\.ssh/config, line 1: 'Host'"
     with pytest.raises(ConfigError, match=words):
         by_home(pod, home, fleets, "Host\n").call(0, "observe", {})
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="OpenSSH is not installed")
+def test_a_gateway_of_an_included_file_is_used_for_our_user(make_pod, home: Path, fleets: list[Fleet]) -> None:
+    """As ssh reads it: `Match user` is about the user on the worker, and a hop has a user and a port of its own."""
+    pod, _ = make_pod(2)
+    gateway, worker = pod.workers
+    (home / ".ssh/pods").write_text(
+        f"Match user slipway host 10.*\n  HostName 127.0.0.1\n  Port {worker.port}\n"
+        f"  ProxyJump slipway@127.0.0.1:{gateway.port}\n"
+        f"Match user slipway originalhost 127.0.0.1\n  IdentityFile {private_key(pod.keys)}\n"
+    )
+    (home / ".ssh/known_hosts").write_text(f"[127.0.0.1]:{gateway.port} {gateway.host_key_line}\n")
+    fleet = by_home(pod, home, fleets, "Include pods\n", "Match user nobody\n  ProxyJump nowhere.invalid\n")
+    assert fleet.call(1, "observe", {})["home"] == str(worker.home)
+    assert gateway.forwarded == [worker.port]
 
 
 def test_a_proxy_command_is_used_and_none_means_none(make_pod, home: Path, fleets: list[Fleet]) -> None:
