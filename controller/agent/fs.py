@@ -194,14 +194,21 @@ def tree_hash(folder: Path, paths: Iterable[str] | None = None) -> str:
     return files_hash({name: folder / name for name in (tree_files(folder) if paths is None else paths)})
 
 
-def files_hash(files: Mapping[str, Path]) -> str:
-    """Return the `tree_hash` of a tree whose files are still in several places, by their relative POSIX path in it."""
+def files_hash(files: Mapping[str, Path], links: Mapping[str, str] | None = None) -> str:
+    """Return the `tree_hash` of a tree that is still in several places.
+
+    Args:
+        files: where its files are, by their relative POSIX path in it.
+        links: the targets of its links.
+    """
     digest = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        if path.is_symlink():
-            kind, content = "link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+    targets = {name: os.fsencode(path.readlink()) for name, path in files.items() if path.is_symlink()}
+    targets |= {name: os.fsencode(target) for name, target in (links or {}).items()}
+    for name in sorted({*files, *targets}):
+        if name in targets:
+            kind, content = "link", hashlib.sha256(targets[name]).hexdigest()
         else:
-            kind, content = "exec" if path.stat().st_mode & 0o100 else "file", file_hash(path)
+            kind, content = "exec" if files[name].stat().st_mode & 0o100 else "file", file_hash(files[name])
         digest.update(json.dumps([name, kind, content]).encode() + b"\n")
     return digest.hexdigest()
 

@@ -3,7 +3,9 @@
 You have permission to use the project, and it has billing and quota.
 """
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from conf.schema.config import Config
 from conf.schema.topology import Topology, find_topology, tpu_type_table
@@ -13,7 +15,11 @@ from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
-from controller.inputs.code import strip_password
+from controller.inputs.code import CodeSnapshot
+from controller.inputs.code_files import shorten
+from controller.inputs.git import strip_password
+from controller.inputs.resolved_assets import path_exists
+from controller.plan.build import Plan
 from controller.plan.samplers import describe_samplers, num_sampler_pods, sampler_config
 from controller.resources.pod.planes import ask_planes
 
@@ -125,6 +131,28 @@ def archive_limit_is_allowed(config: Config) -> Iterator[Issue]:
     """Workers unpack a limited amount of code, so that a mistake cannot fill their disks."""
     if config.code.max_mb > MAX_BYTES / 1e6:
         yield Issue(f"workers unpack at most {MAX_BYTES / 1e6:.0f} MB of code; ship larger files as assets")
+
+
+@check("left_out", "warning", "code.exclude", "program.command", "program.setup", also="note", of_plan=True)
+def all_code_is_shipped(plan: Plan, context: Context) -> Iterator[Issue]:
+    """A submodule that is not checked out, a link that leads outside or an ignored file that a command names would be
+    missed on a billed pod.
+    """
+    yield from missed_code(plan.config, plan.snapshot)
+
+
+def missed_code(config: Config, code: CodeSnapshot) -> Iterator[Issue]:
+    """Yield what is left out of the code although the program may need it."""
+    if missed := [f"{name} ({why})" for name, why in code.unexpected.items()]:
+        yield Issue(f"not shipped: {shorten(missed)}; name there what is not needed, to silence this")
+    for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
+        folders = ["", *(word for word in argv if path_exists(code.root / word))]
+        for name in sorted({os.path.normpath(Path(folder, word)) for folder in folders for word in argv if word}):
+            places = (name, f"{name}/", *(f"{place}/" for place in Path(name).parents))
+            why = next((code.left_out[place] for place in places if place in code.left_out), "")
+            if why and path_exists(code.root / name):
+                severity = "warning" if (code.root / name).is_file() else "note"
+                yield Issue(f"names {name}, which is not shipped: {why}", f"program.{key}", severity)
 
 
 @check("credentials", "warning", "cloud", live=True, of_pods=True)

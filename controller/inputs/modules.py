@@ -132,9 +132,11 @@ def module_files(config: Config, folder: Path) -> dict[str, Path]:
 
 
 def python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files in a folder; hidden folders, such as a `.venv`, are not looked into."""
-    for place, folders, names in os.walk(root):
+    """Yield the Python files in a folder, also through links; hidden folders, such as a `.venv`, are left out."""
+    for place, folders, names in os.walk(root, followlinks=True):
+        above = {os.path.realpath(place), *map(str, Path(os.path.realpath(place)).parents)}  # such links have no end
         folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]
+        folders[:] = [name for name in folders if os.path.realpath(Path(place, name)) not in above]
         for name in names:
             path = Path(place, name)
             if name[0] != "." and name.endswith(".py") and path.is_file():

@@ -13,7 +13,7 @@ from conf.schema.topology import UnknownTypeError, find_topology
 from controller.config.compose import config_groups, quote_text
 from controller.core.errors import ConfigError
 from controller.core.text import nearest_names
-from controller.inputs.code import repository_root, run_git
+from controller.inputs.git import repository_root, run_git
 
 INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 VALUED_OPTIONS = ("-X", "-W")

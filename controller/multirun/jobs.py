@@ -29,7 +29,7 @@ from controller.core.json_documents import checked, dump
 from controller.core.text import sanitized_output
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
-from controller.inputs.code import repository_root
+from controller.inputs.git import repository_root
 from controller.inputs.own_program import OwnProgram, quote_words
 from controller.multirun.job import RETURN_VALUE
 from controller.plan.build import build_plan

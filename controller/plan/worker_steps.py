@@ -139,7 +139,8 @@ def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
     if isinstance(code, UnfetchedSnapshot):
         return Requirements("")
     name = Path(config.env.requirements).as_posix()
-    if name not in code.files:
+    links = dict(code.links)
+    if name not in code.files and not any(str(place) in links for place in (Path(name), *Path(name).parents)):
         raise ConfigError(f"env.requirements: {name} is not among the files shipped from {code.root}")
     return read_requirements(code.root, name)
 

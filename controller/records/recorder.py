@@ -23,7 +23,7 @@ from controller.core.events import Event, jsonl_listener
 from controller.core.json_documents import DamagedRecordError, checked, dump, load, load_json, type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError
-from controller.inputs.code import collect_git_status as git_record
+from controller.inputs.git import collect_git_status as git_record
 from controller.inputs.resolved_assets import ResolvedAsset
 from controller.plan.build import Plan
 from controller.plan.samplers import sampler_suffix

@@ -31,7 +31,7 @@ from conf.schema.base import without_volatile
 from conf.schema.config import Config, validate
 from conf.schema.training.model import different_weights, read_model_section
 from controller.agent.commands.run_inputs import unpack
-from controller.agent.fs import tree_hash
+from controller.agent.fs import tree_files, tree_hash
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.config.run_yaml import bucket_name
 from controller.connect import missing_project, open_context, project_of
@@ -223,10 +223,12 @@ def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> Cod
                 os.replace(draft / "tree", folder)  # noqa: PTH105 - of a folder
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    files = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
-    if tree_hash(folder, files) != sha256:
+    names = tree_files(folder)
+    if tree_hash(folder, names) != sha256:
         raise ConfigError(f"--run {document['run']}: {folder} does not match the record; delete it and try again")
-    return ArchivedCode(folder, files, packed)
+    links = tuple((name, str((folder / name).readlink())) for name in names if (folder / name).is_symlink())
+    files = tuple(name for name in names if not (folder / name).is_symlink())
+    return ArchivedCode(folder, files, packed, links=links)
 
 
 def _checked_hash(document: RunRecord, text: str) -> str:

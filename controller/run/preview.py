@@ -16,7 +16,8 @@ from controller.core.text import plural
 from controller.emulator import Emulator
 from controller.gcp.google_errors import ServiceDisabledError
 from controller.gcp.prices import HourlyPrice, max_cost
-from controller.inputs.code import UnreachableError, unfetched_snapshot
+from controller.inputs.code import unfetched_snapshot
+from controller.inputs.git import UnreachableError
 from controller.plan.build import Plan, ResourcePreview, build_plan, preview_resources
 from controller.plan.samplers import dearest_pod, price_of_pods, sampler_plans
 from controller.reconcile import Absent, Unknown
@@ -57,6 +58,7 @@ class RunPreview:
             "pod": self.plan.node.name,
             "now": self.status,
             "bucket": self.plan.bucket,
+            "left_out": dict(self.plan.snapshot.left_out),
             "usd_per_hour": self.price.tpu,
             "usd_per_hour_network": self.price.network,
             "estimate": None if self.estimate is None else asdict(self.estimate),

@@ -44,7 +44,7 @@ def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledC
 
     Args:
         bucket: bucket of the archive.
-        object: tar archive of plain files, compressed or not.
+        object: tar archive of files and links, compressed or not.
         sha256: SHA-256 of the archive.
         tree: `tree_hash` of its content.
     """
@@ -74,12 +74,13 @@ def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledC
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive of plain files and folders into a new folder.
+    """Unpack an archive of files, folders and links inside it into a new folder.
 
     Raises:
-        AgentError: the archive holds links, devices, paths outside it, or more than MAX_FILES or MAX_BYTES.
+        AgentError: the archive holds devices, paths or links that lead outside it, or more than MAX_FILES or MAX_BYTES.
     """
     files = total = 0
+    links: dict[Path, str] = {}  # made last, so that no file is written through one
     folder.mkdir(parents=True)
     with tarfile.open(archive) as tar:
         for member in tar:
@@ -87,17 +88,26 @@ def unpack(archive: Path, folder: Path) -> None:
             files, total = files + 1, total + member.size
             if member.name.startswith("/") or ".." in parts:
                 raise AgentError(f"the archive contains {member.name!r}, which leads outside it")
-            if not (member.isfile() or member.isdir()):
-                raise AgentError(f"the archive contains {member.name!r}, which is neither a file nor a folder")
+            if not (member.isfile() or member.isdir() or member.issym()):
+                raise AgentError(f"the archive contains {member.name!r}, which is no file, folder or link")
             if files > MAX_FILES or total > MAX_BYTES:
                 raise AgentError(f"the archive contains more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             path = folder.joinpath(*parts)
+            if member.issym():
+                links[path] = member.linkname
+                continue
             (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
             content = tar.extractfile(member)
             if content:
                 with content, path.open("xb") as file:
                     shutil.copyfileobj(content, file)
                 path.chmod(0o700 if member.mode & 0o100 else 0o600)
+    for path, target in links.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+        if target.startswith("/") or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            path.unlink()
+            raise AgentError(f"the archive contains the link {path.name!r} to {target!r}, which leads outside it")
 
 
 def check_out(code: str, work: Path) -> str:

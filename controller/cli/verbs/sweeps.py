@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from controller.checks.preflight import preflight, probe_cloud
+from controller.checks.project import all_code_is_shipped, missed_code
 from controller.cli.main import Command
 from controller.connect import missing_project
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.core.text import print_wrapped, width_of, wrap
 from controller.core.this_process import Clock
+from controller.inputs.code import take_snapshot
 from controller.records import index
 from controller.records.index import LastCommand, save_last_command
 from controller.run.text_screen import PLAIN_LINE_SECONDS
@@ -55,11 +57,18 @@ def _remember(overrides: Sequence[str], definition: SweepDefinition) -> None:
 def run_plan(command: Command) -> int:
     with open_sweep(command.options) as session:
         definition, rows = session.definition, session.board_rows()
+        config = definition.jobs[0].config if definition.jobs else definition.base_config
+        code = take_snapshot(config, definition.folder)
         if command.flags.json:
             states = {row.run: row.state for row in rows}
             runs = [_job_json(session, job, states[job.run_id]) for job in definition.jobs]
             said = definition.sweep.hypothesis
-            document = {"sweep": definition.id, "runs": runs, "pods": definition.sweep.pods}
+            document = {
+                "sweep": definition.id,
+                "runs": runs,
+                "pods": definition.sweep.pods,
+                "left_out": dict(code.left_out),
+            }
             document["hypothesis"] = said and {**said.model_dump(), "misfit": definition.misfit}
             print(json.dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
             return 0
@@ -81,7 +90,8 @@ def run_plan(command: Command) -> int:
         else:
             with command.options.showing("checking the project"):
                 findings = probe_cloud(definition.base_config, session.context)
-        findings = [*findings, *_offline_findings(definition)]
+        missed = [all_code_is_shipped.rule.finding(*issue) for issue in missed_code(config, code)]
+        findings = [*findings, *missed, *_offline_findings(definition)]
         findings = [finding for finding in findings if finding.severity != "note"]
         print("\n".join(wrap(f"{finding.severity}: {finding}", width, 2) for finding in findings))
         return 2 if any(finding.severity == "error" for finding in findings) else 0

@@ -18,8 +18,9 @@ from controller.core.finding import Finding, Rule
 from controller.core.json_documents import dump, load
 from controller.core.text import is_folder
 from controller.gcp.google_errors import ConflictError, NotFoundError
-from controller.inputs.code import CodeSnapshot, clone, strip_password
+from controller.inputs.code import CodeSnapshot
 from controller.inputs.env_inputs import GitRequirement, Vault
+from controller.inputs.git import clone, strip_password
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope, Unknown
 
 

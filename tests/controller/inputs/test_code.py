@@ -1,8 +1,10 @@
-"""Which files are shipped, what git says of them; and secrets, which reach the program and nothing else."""
+"""What is shipped, and how it arrives; and secrets, which reach the program and nothing else."""
 
 import base64
 import json
 import subprocess
+import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -11,13 +13,13 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
-from conf.schema.program import Repository
 from controller.agent.commands.run_inputs import unpack
-from controller.agent.fs import tree_hash
+from controller.agent.fs import AgentError, tree_hash
 from controller.core.errors import ConfigError
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.inputs.code import CodeSnapshot, checkout, collect_git_status, strip_password, take_snapshot
+from controller.inputs import code
+from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.inputs.env_inputs import Vault
 from controller.inputs.modules import DefinitionError, find_signature, module_files, taken_names
 from controller.sweep.definition import JobBuilder
@@ -45,25 +47,58 @@ def test_secrets_and_what_is_excluded_stay_here(tmp_path: Path) -> None:
     assert shipped(tmp_path, inside, "code.exclude=[data/]").files == own
 
 
-@pytest.mark.parametrize("is_repository", [True, False])
-def test_links_bring_nothing_from_outside(tmp_path: Path, is_repository: bool) -> None:
-    (tmp_path / "outside/deep").mkdir(parents=True)
-    (tmp_path / "outside/deep/secret").write_text("s")
-    if is_repository:
-        git_repository(tmp_path / "r", {"train.py": ""})
-    else:
-        (tmp_path / "r").mkdir()
-        (tmp_path / "r/train.py").write_text("")
-    (tmp_path / "r/folder").symlink_to(tmp_path / "outside")
-    (tmp_path / "r/file").symlink_to(tmp_path / "outside/deep/secret")
-    (tmp_path / "r/circle").symlink_to(tmp_path / "r")
-    assert shipped(tmp_path).files == ("train.py",)
-
-
 def test_too_much_names_the_largest(tmp_path: Path) -> None:
     git_repository(tmp_path / "r", {"train.py": "", "weights.bin": "w" * 2_000_000})
     with pytest.raises(ConfigError, match=r"code\.max_mb: 2\.0 MB .* largest: weights\.bin \(2\.0 MB\).*code\.exclude"):
         shipped(tmp_path, "code.max_mb=1")
+
+
+def test_links_arrive_as_links(tmp_path: Path) -> None:
+    """So that Python finds the neighbours of the file that a link leads to."""
+    git_repository(tmp_path / "r", {"lib/train.py": "import near", "lib/near.py": "", "bin/keep": ""})
+    (tmp_path / "r/bin/train.py").symlink_to(tmp_path / "r/lib/train.py")
+    (tmp_path / "r/vendor").symlink_to("lib")
+    found = shipped(tmp_path)
+    assert dict(found.links) == {"bin/train.py": "../lib/train.py", "vendor": "lib"}
+    assert (found.size, len(found.paths)) == ("5 files", 3)
+    (tmp_path / "archive").write_bytes(found.archive)
+    unpack(tmp_path / "archive", tmp_path / "tree")
+    assert tree_hash(tmp_path / "tree") == found.sha256
+    assert (tmp_path / "tree/vendor/near.py").is_file()
+    command = [sys.executable, str(tmp_path / "tree/bin/train.py")]
+    assert subprocess.run(command, check=False).returncode == 0
+    (tmp_path / "r/vendor").unlink()
+    (tmp_path / "r/vendor").symlink_to("bin")
+    assert shipped(tmp_path).sha256 != found.sha256, "another link is other code"
+
+
+@pytest.mark.parametrize(
+    "links",
+    [{"a": "../out"}, {"a": "/etc"}, {"sub/a": "../../out"}, {"a": "b", "b": ".."}, {"a": "..", "a/x": "y"}],
+    ids=str,
+)
+def test_an_archive_whose_links_lead_outside_is_refused(tmp_path: Path, links: dict[str, str]) -> None:
+    with tarfile.open(tmp_path / "archive", "w") as tar:
+        for name, target in links.items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            tar.addfile(entry)
+    with pytest.raises(AgentError, match="leads outside it"):
+        unpack(tmp_path / "archive", tmp_path / "tree")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "tree"]
+
+
+def test_what_is_left_out_is_counted_and_more_files_than_workers_take_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git_repository(tmp_path / "r", {"train.py": "", "a.pem": "", ".gitignore": "out/\n", "out/x": ""})
+    git(tmp_path / "r", "rm", "--quiet", "--cached", "out/x")
+    found = shipped(tmp_path)
+    assert (found.size, found.left_out) == ("2 files, 2 left out", {"a.pem": "code.exclude", "out/": "ignored by git"})
+    assert found.unexpected == {}
+    monkeypatch.setattr(code, "MAX_FILES", 1)
+    with pytest.raises(ConfigError, match=r"code\.exclude: 2 files of code are more than the 1 that workers unpack"):
+        shipped(tmp_path)
 
 
 def test_another_repository_is_shipped_at_its_commit_and_cloned_once(tmp_path: Path) -> None:
@@ -77,62 +112,6 @@ def test_another_repository_is_shipped_at_its_commit_and_cloned_once(tmp_path: P
     (tmp_path / "r").rename(tmp_path / "gone")
     (found.root / "made.txt").write_text("by a build")
     assert shipped(tmp_path, words, folder="").sha256 == found.sha256
-
-
-def test_a_repository_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = Repository(url=f"{tmp_path}/r", commit="0" * 40)
-    with pytest.raises(ConfigError, match=r"code\.repository: .*/r: cannot clone: fatal"):
-        checkout(absent, tmp_path)
-    git_repository(tmp_path / "r", {"train.py": ""})
-    with pytest.raises(ConfigError, match=r"code\.repository: .*/r: (commit .* does not exist|cannot clone)"):
-        checkout(absent, tmp_path)
-    assert [p.name for p in (tmp_path / "repositories").iterdir()] == []
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    with pytest.raises(ConfigError, match="cannot clone: error: git is not installed"):
-        checkout(absent, tmp_path)
-
-
-def test_a_password_in_a_url_is_not_shown() -> None:
-    assert strip_password("https://me:hunter2@example.com/r.git") == "https://example.com/r.git"
-    assert strip_password("ssh://git@example.com/r.git") == "ssh://git@example.com/r.git"
-    assert strip_password("git@example.com:r.git") == "git@example.com:r.git"
-
-
-EXCLUDE = (".env",)
-
-
-def test_commit_changes_and_new_files_are_on_record(tmp_path: Path) -> None:
-    root = tmp_path / "r"
-    commit = git_repository(root, {"train.py": "lr = 1\n", ".env": "A=1\n", "big.txt": "", ".gitignore": "out/\n"})
-    git(root, "remote", "add", "origin", "https://me:hunter2@example.com/r.git")
-    clean, patch = collect_git_status(root, EXCLUDE, [])
-    assert (clean["commit"], clean["branch"], clean["dirty"], clean["untracked"]) == (commit, "main", False, [])
-    assert (clean["remote"], patch) == ("https://example.com/r.git", "")
-    (root / "train.py").write_text("lr = 2\ntoken = 'hf_planted'\n")
-    (root / ".env").write_text("A=2\n")
-    (root / "big.txt").write_text("x\n" * 1_000_000)
-    write(root, {"new.py": "", "out/x": ""})
-    document, patch = collect_git_status(root, EXCLUDE, ["hf_planted"])
-    assert (document["dirty"], document["changed"]) == (True, ["big.txt", "train.py"])
-    assert (document["untracked"], document["not_in_patch"]) == (["new.py"], ["big.txt"])
-    assert "+lr = 2" in patch
-    assert "hf_planted" not in patch
-    assert "A=2" not in patch
-    git(root, "checkout", "--quiet", ".")
-    (root / ".env").write_text("A=1\n")
-    done = subprocess.run(["git", "apply", "-"], cwd=root, input=patch, text=True, check=False)
-    assert done.returncode == 0
-    assert (root / "train.py").read_text().startswith("lr = 2")
-
-
-def test_code_outside_git_says_so(tmp_path: Path) -> None:
-    document, patch = collect_git_status(tmp_path, EXCLUDE, [])
-    assert (document["commit"], patch) == (None, "")
-    git(tmp_path, "init", "--quiet")
-    document, patch = collect_git_status(tmp_path, EXCLUDE, [])
-    assert (document["commit"], document["dirty"], patch) == (None, False, "")
-    (tmp_path / "sub").mkdir()
-    assert "not in a git repository of its own" in collect_git_status(tmp_path / "sub", EXCLUDE, [])[0]["why"]
 
 
 def quickstart(tmp_path: Path, *overrides: str) -> Config:
@@ -161,6 +140,19 @@ def test_modules_are_shipped_beside_the_trainer_and_identify_the_run(tmp_path: P
     plans = (builder.build_plan(config) for config in (quickstart(tmp_path), quickstart(tmp_path, REWARD)))
     shares = ["modules/my_rewards.py" in plan.snapshot.paths for plan in plans]
     assert shares == [False, True], "runs of a sweep share code only with the same modules"
+
+
+def test_modules_behind_links_are_shipped_as_files(tmp_path: Path) -> None:
+    write(tmp_path, {"shared/lab/tools.py": "", "shared/brief.py": "def brief(response, answer): return 1"})
+    (tmp_path / "slipway").mkdir()
+    (tmp_path / "slipway/lab").symlink_to("../shared/lab")
+    (tmp_path / "slipway/my_rewards.py").symlink_to("../shared/brief.py")
+    (tmp_path / "shared/lab/circle").symlink_to("..")
+    found = take_snapshot(quickstart(tmp_path, REWARD), tmp_path)
+    assert [name for name in found.paths if "modules/" in name] == ["modules/lab/tools.py", "modules/my_rewards.py"]
+    (tmp_path / "archive").write_bytes(found.archive)
+    unpack(tmp_path / "archive", tmp_path / "tree")
+    assert tree_hash(tmp_path / "tree") == found.sha256
 
 
 def test_other_folders_may_hold_them(tmp_path: Path) -> None:

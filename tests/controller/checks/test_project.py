@@ -1,0 +1,42 @@
+"""What is wrong with the program and its code is found before a pod is billed."""
+
+from pathlib import Path
+
+from controller.checks.project import all_code_is_shipped
+from controller.plan.build import build_plan
+from tests.composed import config_of
+from tests.controller.inputs.wheels import git, git_repository
+from tests.fakes.context import make_context
+
+WORDS = ["cloud=local", "program=command", "env.packages=image"]
+COMMAND = 'program.command=[sh,-c,"cd $1 && shift && exec $@",sh,sub,python,train.py,--config,own.yaml,--out,runs]'
+
+
+def test_code_that_would_be_missed_is_named(tmp_path: Path) -> None:
+    """A link that leaves; a file that the command names and git ignores; a folder may be for the output."""
+    files = {
+        "sub/train.py": "",
+        "sub/own.yaml": "",
+        "sub/runs/x": "",
+        "sub/.gitignore": "own.yaml\nruns/\n",
+        "a.pem": "",
+    }
+    git_repository(tmp_path / "r", files)
+    git(tmp_path / "r", "rm", "--quiet", "--cached", "sub/own.yaml", "sub/runs/x")
+
+    def said() -> list[str]:
+        made = config_of(*WORDS, COMMAND, f"run.state_dir={tmp_path}/state", "program.setup=[[cat,a.pem]]")
+        plan = build_plan(made, "acme", tmp_path / "r")
+        return [f"{f.severity} {f}" for f in all_code_is_shipped(plan, make_context(None))]
+
+    own = [
+        "warning program.command: names sub/own.yaml, which is not shipped: ignored by git",
+        "note program.command: names sub/runs, which is not shipped: ignored by git",
+        "warning program.setup: names a.pem, which is not shipped: code.exclude",
+    ]
+    assert said() == own
+    for number in range(6):
+        (tmp_path / f"r/link{number}").symlink_to("/usr")
+    line = "warning code.exclude: not shipped: link0 (a link that leaves the code: /usr), link1 "
+    assert said()[0].startswith(line)
+    assert said()[0].endswith(" and 1 more; name there what is not needed, to silence this")
