@@ -3,6 +3,7 @@
 Each document that slipway writes carries `"format": 1`, and no other format is read.
 """
 
+import re
 from typing import Any
 
 FORMAT = 1
@@ -20,6 +21,26 @@ def format_problem(body: Any, where: str) -> str:
     if written != FORMAT:
         return f"{where} has format {written!r:.20}; this slipway reads format {FORMAT}: update slipway"
     return ""
+
+
+PACKED = {
+    rb"\x1f\x8b": "compressed by gzip: unpack it with gunzip",
+    rb"\x28\xb5\x2f\xfd": "compressed by Zstandard: unpack it with unzstd",
+    rb"BZh[1-9]1AY&SY": "compressed by bzip2: unpack it with bunzip2",
+    rb"\xfd7zXZ\0": "compressed by xz: unpack it with unxz",
+    rb"\x04\x22\x4d\x18": "compressed by LZ4: unpack it with unlz4",
+    rb"PK\x03\x04": "a zip archive: unpack it with unzip",
+    rb"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it with 7z",
+    rb"PAR1\x15": "Parquet: read it with data=parquet, or let its name end in .parquet",
+}
+"""What is no text, by the pattern of the first bytes. Each is the beginning in the format's own specification."""
+PACKED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z")
+HEAD_BYTES = 16
+
+
+def packed_form(head: bytes) -> str:
+    """Return what a file of text or rows is instead, by its first `HEAD_BYTES`, and what to do; "" if nothing known."""
+    return next((told for pattern, told in PACKED.items() if re.match(pattern, head, re.DOTALL)), "")
 
 
 TOKEN_VARIABLE = "SLIPWAY_SAMPLER_TOKEN"  # noqa: S105 - the name of a variable

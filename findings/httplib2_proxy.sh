@@ -3,13 +3,15 @@
 #
 # google-api-python-client 2.202.0, httplib2 0.32.1, Python 3.11; 2026-11-28. PySocks is no dependency of either.
 #
-# One would guess that `http_proxy` and `https_proxy` are obeyed, as by urllib, requests, curl and gcloud, or that the
-# missing PySocks is an error: httplib2 does read the variables. Behind a company's proxy the user is told that the server
-# cannot be found. The program below counts the requests that reach a proxy, and those that go straight to the server.
+# One would guess that `https_proxy` is obeyed, as by urllib, requests, curl and gcloud, or that the missing PySocks is an
+# error, as it is for `http_proxy`: httplib2 reads both variables. Behind a company's proxy the user is told that Google's
+# server cannot be found. The program below counts the connections to a proxy and to the server, of one call by each scheme.
 #
 # Seen:
-#   without PySocks: proxy 0, server 1
-#   with PySocks: proxy 1, server 0
+#   without PySocks, https: proxy 0, server 1
+#   without PySocks, http: proxy 0, server 0, ProxiesUnavailableError
+#   with PySocks, https: proxy 1, server 0
+#   with PySocks, http: proxy 1, server 0
 #
 # Exits 0 while that is what happens, and 1 once it is not.
 set -eu
@@ -18,46 +20,49 @@ trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet google-api-python-client==2.202.0 httplib2==0.32.1
 cat >"$folder/ask.py" <<'PYTHON'
-import http.server, os, sys, threading
-
-seen = {"proxy": 0, "server": 0}
+import os, socket, sys, threading
 
 
-def serve(name):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def answer(self):
-            seen[name] += 1
-            self.send_response(503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+class Listener:
+    """Counts connections, and closes each."""
 
-        do_GET = do_CONNECT = answer
-        log_message = lambda *_: None
+    def __init__(self):
+        self.seen, self.socket = 0, socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.socket.getsockname()[1]
+        threading.Thread(target=self.listen, daemon=True).start()
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}"
+    def listen(self):
+        while True:
+            connection, _ = self.socket.accept()
+            self.seen += 1
+            connection.close()
 
 
-os.environ["http_proxy"] = os.environ["https_proxy"] = serve("proxy")
-os.environ["no_proxy"] = ""
 from googleapiclient.discovery import build
 from googleapiclient.http import build_http
+from httplib2.error import ProxiesUnavailableError
 
-server = serve("server")
-service = build("storage", "v1", http=build_http(), client_options={"api_endpoint": f"{server}/storage/v1/"})
-try:
-    service.buckets().list(project="project").execute()
-except Exception:
-    pass
-print(f"{sys.argv[1]}: proxy {seen['proxy']}, server {seen['server']}")
+for scheme in ("https", "http"):
+    proxy, server = Listener(), Listener()
+    os.environ |= {"http_proxy": f"http://{proxy.address}", "https_proxy": f"http://{proxy.address}", "no_proxy": ""}
+    there = {"api_endpoint": f"{scheme}://{server.address}/storage/v1/"}
+    service, refused = build("storage", "v1", http=build_http(), client_options=there), ""
+    try:
+        service.buckets().list(project="project").execute(num_retries=0)
+    except ProxiesUnavailableError:
+        refused = ", ProxiesUnavailableError"
+    except Exception:
+        pass  # whoever was asked has closed the connection
+    print(f"{sys.argv[1]}, {scheme}: proxy {min(1, proxy.seen)}, server {min(1, server.seen)}{refused}")
 PYTHON
 cd "$folder"
 venv/bin/python ask.py "without PySocks" | tee seen
 venv/bin/pip install --quiet PySocks==1.7.1
 venv/bin/python ask.py "with PySocks" | tee -a seen
 cat >expected <<'SEEN'
-without PySocks: proxy 0, server 1
-with PySocks: proxy 1, server 0
+without PySocks, https: proxy 0, server 1
+without PySocks, http: proxy 0, server 0, ProxiesUnavailableError
+with PySocks, https: proxy 1, server 0
+with PySocks, http: proxy 1, server 0
 SEEN
 cmp seen expected

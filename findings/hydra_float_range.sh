@@ -3,14 +3,15 @@
 #
 # hydra-core 1.3.8, omegaconf 2.3.1, Python 3.11; 2026-11-28. A user's sweep, `python app.py -m "a=range(START,STOP,STEP)"`.
 #
-# Hydra documents that stop is excluded, as in Python, so one would guess three jobs for each range below: 0, 0.3 and 0.6;
-# 0, 0.2 and 0.4; 1, 1.1 and 1.2. Hydra adds the step again and again and compares the rounded sum with stop.
+# Hydra documents that stop is excluded, as in Python, so one would guess three jobs for each of the first three ranges: 0,
+# 0.3 and 0.6; 0, 0.2 and 0.4; 1, 1.1 and 1.2. Hydra adds in decimals of 28 digits, made from the binary value of the step:
+# neither what was written nor floats (numpy.arange has 0.9 / 0.3 = 3 values). The sum falls short of stop, or does not.
 #
 # Seen (the values of the jobs):
 #   range(0,0.9,0.3): 0.0 0.3 0.6 0.8999999999999999
 #   range(0,0.6,0.2): 0.0 0.2 0.4
-#   range(1,1.3,0.1): 1.0 1.1 1.2000000000000002
-#   range(0,0.8,0.1): 0.0 0.1 0.2 0.30000000000000004 0.4 0.5 0.6 0.7 0.7999999999999999
+#   range(1,1.3,0.1): 1.0 1.1 1.2 1.3
+#   range(0,0.8,0.1): 0.0 0.1 0.2 0.3 0.4 0.5 0.6 0.7000000000000001 0.8
 #
 # Exits 0 while that is what happens, and 1 once it is not.
 set -eu
@@ -40,7 +41,7 @@ done | tee seen
 cat >expected <<'SEEN'
 range(0,0.9,0.3): 0.0 0.3 0.6 0.8999999999999999
 range(0,0.6,0.2): 0.0 0.2 0.4
-range(1,1.3,0.1): 1.0 1.1 1.2000000000000002
-range(0,0.8,0.1): 0.0 0.1 0.2 0.30000000000000004 0.4 0.5 0.6 0.7 0.7999999999999999
+range(1,1.3,0.1): 1.0 1.1 1.2 1.3
+range(0,0.8,0.1): 0.0 0.1 0.2 0.3 0.4 0.5 0.6 0.7000000000000001 0.8
 SEEN
 cmp seen expected

@@ -66,7 +66,7 @@ def read_all(folder: Path) -> None:
     refused(
         input_first_row._UnreadableError,
         "line 1 cannot be read",
-        lambda: input_first_row._first_row(folder / "rows.jsonl", parquet=False),
+        lambda: input_first_row._first_row(folder / "rows.jsonl", (), parquet=False),
     )
     (folder / "deep.py").write_text(f"x = {'-' * 20_000}1\n")
     files = {"deep.py": folder / "deep.py"}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus.rows import read_rows
 from trainer.extension import add_modules
 from trainer.policy.policy import Policy, Sampling, add_arguments, count, load_policy
 
@@ -82,27 +83,14 @@ def _write(
 
 def _read_prompts(file: Path, column: str) -> list[str]:
     """Return the prompts of a file. Raises RunFileError with the file and line of the first bad one."""
-    try:
-        lines = file.read_text().splitlines()
-    except UnicodeDecodeError:
-        raise RunFileError(f"--prompts: {file} is not UTF-8 text") from None
     found: list[str] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        row = None
-        try:
-            row = json.loads(line)
-            found.append(row[column])
-            if not isinstance(row[column], str):
-                raise TypeError
-        except (ValueError, RecursionError):
-            raise RunFileError(f"--prompts: {file}, line {number}: not JSON") from None
-        except (KeyError, TypeError):
+    for place, row, problem in read_rows(str(file), "--prompts"):
+        if problem:
+            raise RunFileError(f"--prompts: {place} {problem}")
+        if not isinstance(row, dict) or not isinstance(row.get(column), str):
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            raise RunFileError(
-                f"--prompts: {file}, line {number}: no text under the key {column!r}; it has {keys}; set --column"
-            ) from None
+            raise RunFileError(f"--prompts: {place} has no text under the key {column!r}; it has {keys}; set --column")
+        found.append(row[column])
     if not found:
         raise RunFileError(f"--prompts: {file} is empty")
     return found

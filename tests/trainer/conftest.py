@@ -107,7 +107,13 @@ def grpo_run(tmp_path: Path) -> dict[str, Any]:
 def make_grpo_run(folder: Path) -> dict[str, Any]:
     """Three supervised updates, then two rollouts with two updates each."""
     loop = {"steps": 4, "prompts_per_step": 8, "group_size": 2, "updates_per_rollout": 2, "max_prompt_length": 28}
-    loop |= {"max_new_tokens": 12, "warm_start_steps": 3, "warm_start_eval_interval": 2, "eval_interval": 3}
+    loop |= {
+        "max_new_tokens": 12,
+        "filter_overlong_solutions": True,
+        "warm_start_steps": 3,
+        "warm_start_eval_interval": 2,
+        "eval_interval": 3,
+    }
     loop |= {"eval_prompts": 40, "test_samples_per_prompt": 2, "test_prompts": 5, "transcripts": 3}
     base = make_lm_run(folder)
     return base | {

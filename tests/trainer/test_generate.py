@@ -1,5 +1,6 @@
 """`trainer.generate` and `trainer.chat` on a small policy: the run's wording, the sampler's settings, clear errors."""
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -42,10 +43,12 @@ def test_prompts_of_a_file_are_answered_in_their_order(
     ("words", "message"),
     [
         (["--prompt", ""], ""),
-        (["--prompts", "{absent}"], "absent.jsonl: No such file"),
-        (["--prompts", "{asked}"], "asked.jsonl, line 2: not JSON"),
-        (["--prompts", "{other}"], "line 1: no text under the key 'prompt'; it has text; set --column"),
+        (["--prompts", "{absent}"], "absent.jsonl does not exist"),
+        (["--prompts", "{asked}"], "asked.jsonl, line 2 is not JSON"),
+        (["--prompts", "{other}"], "line 1 has no text under the key 'prompt'; it has text; set --column"),
         (["--prompts", "{empty}"], "empty.jsonl is empty"),
+        (["--prompts", "{missing}"], "line 1 has no text under the key 'prompt'; it has prompt"),
+        (["--prompts", "{packed}"], "packed.jsonl is compressed by gzip: unpack it with gunzip"),
         (["--prompt", "x", "--max-new-tokens", "8192"], "exceeds model.max_seq_len, 8192"),
         (["--prompt", "x", "--tokenizer", "nowhere"], "nowhere: there is no tokenizer"),
     ],
@@ -53,10 +56,11 @@ def test_prompts_of_a_file_are_answered_in_their_order(
 def test_what_cannot_be_answered_is_one_line(
     checkpoint: Path, words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    contents = {"asked": '{"prompt": "x"}\n{', "other": '{"text": "x"}', "empty": "\n"}
+    contents = {"asked": b'{"prompt": "x"}\n{', "other": b'{"text": "x"}', "empty": b"\n"}
+    contents |= {"missing": b'{"prompt": NaN}', "packed": gzip.compress(b'{"prompt": "x"}')}
     files = {name: tmp_path / f"{name}.jsonl" for name in ("absent", *contents)}
     for name, content in contents.items():
-        files[name].write_text(content)
+        files[name].write_bytes(content)
     given = [word.format(**files) for word in words]
     code = generate.main(
         [str(checkpoint), *given, *(["--max-new-tokens", "2"] if "--max-new-tokens" not in words else [])]

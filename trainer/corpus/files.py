@@ -11,6 +11,7 @@ from etils import epath
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from conf.formats import HEAD_BYTES, packed_form
 from conf.schema.training.run_yaml import RunFileError
 
 BUFFER_BYTES = 1 << 16
@@ -57,6 +58,17 @@ def open_file(file: str | epath.Path) -> Iterator[io.BufferedReader]:
 def as_stream(opened: Any) -> io.BufferedReader:
     """Return what fsspec opened as a binary stream of Python; its own takes no limit in `readline`, for example."""
     return opened if isinstance(opened, io.BufferedReader) else io.BufferedReader(opened, BUFFER_BYTES)
+
+
+def refuse_packed(stream: io.BufferedReader, file: str, key: str, *, is_parquet: bool = False) -> None:
+    """Raise RunFileError naming the key if a file that is still at its beginning is compressed.
+
+    is_parquet: whether Parquet is wanted; otherwise that is refused too.
+    """
+    head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+    told = packed_form(head)
+    if told and not (is_parquet and head.startswith(b"PAR1")):
+        raise RunFileError(f"{key}: {file} is {told}")
 
 
 class UnchangingFiles:

@@ -44,13 +44,16 @@ class ParquetSource:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunFileError(f"{self._key}: {place} cannot be read: {source.first_line(error)}") from None
-        return _RowGroup(table, place, self._key)
+        return _RowGroup(table, place, self._key, self._column_key)
 
     def _nonempty_groups(self, file: str) -> list[int]:
         try:
             with self._files.open(file) as stream:
+                files.refuse_packed(stream, file, self._key, is_parquet=True)
                 opened = parquet.ParquetFile(stream)
                 schema, footer = opened.schema_arrow, opened.metadata
+        except RunFileError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunFileError(f"{self._key}: {file} is not a Parquet file: {source.first_line(error)}") from None
         for column in self._columns:
@@ -86,6 +89,7 @@ class _RowGroup:
     table: pa.Table
     group_location: str
     key: str
+    column_key: str
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -97,7 +101,13 @@ class _RowGroup:
             raise BadLineError(
                 f"{self.key}: {self.group_location} contains text that is not UTF-8: {error.reason}"
             ) from None
-        return [{name: text or "" for name, text in row.items()} for row in rows]
+        for number, row in zip(numbers, rows, strict=True):
+            for name, text in row.items():
+                if text is None:
+                    raise BadLineError(
+                        f"{self.column_key}: {self.location(number)} has no text in column {name!r}, but null"
+                    )
+        return rows
 
     def location(self, number: int) -> str:
         return f"{self.group_location} row {number}"

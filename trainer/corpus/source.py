@@ -170,6 +170,8 @@ class ByteRangeSource:
     def read(self, number: int) -> Group:
         file, start, stop = self._ranges[number]
         with self._files.open(file) as stream:
+            if start == 0:
+                files.refuse_packed(stream, file, self._key)
             first, last = start, stop
             if self._separator:
                 first = _document_start(stream, start, self._separator)
@@ -193,6 +195,8 @@ class ByteRangeSource:
         except LineError as error:
             key, problem = self._column_key if isinstance(error, ColumnError) else self._key, str(error)
         except UnicodeDecodeError as error:
+            with files.open_file(file) as stream:
+                files.refuse_packed(stream, file, self._key)
             key, problem = self._key, f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
         raise BadLineError(f"{key}: {self.location(file, at)} {problem}")
 

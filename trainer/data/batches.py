@@ -97,6 +97,7 @@ def read_texts(data: TextData) -> list[str]:
 
 def _read(file: str, key: str) -> str:
     with files.open_file(file) as stream:
+        files.refuse_packed(stream, file, key)
         raw = stream.read()
     try:
         return raw.decode()
@@ -121,8 +122,8 @@ class Stream(Protocol):
         """Return the positions of this process's streams after the last batch returned, regardless of prefetching."""
         ...
 
-    def num_bad_lines(self) -> dict[str, int]:
-        """Return how many lines each of this process's streams has skipped, by its position after the last batch.
+    def left_out(self) -> dict[str, dict[str, int]]:
+        """Return how many lines and long documents each of this process's streams has skipped, after the last batch.
 
         With packing: documents, the position is the beginning of the rows that are packed together.
         """
@@ -264,7 +265,7 @@ class _WindowBatches:
     def position(self) -> Progress:
         return {"step": self._step}
 
-    def num_bad_lines(self) -> dict[str, int]:
+    def left_out(self) -> dict[str, dict[str, int]]:
         return {}
 
     def restore(self, position: Progress) -> None:

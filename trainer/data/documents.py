@@ -136,7 +136,7 @@ class Documents(grain.IterDataset):
 class _DocumentIterator(grain.DatasetIterator):
     """Iterator with state {epoch, group, document, piece}, each an index within the stream in the epoch's order.
 
-    `bad` counts the lines that were skipped before; the position of an older checkpoint has none.
+    `bad` and `long` count the lines and the long documents that were skipped before; an older position lacks them.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class _DocumentIterator(grain.DatasetIterator):
         super().__init__()
         self._split, self._stream, self._encode, self._cut, self._refuses = whole, stream, encode, cut, refuses
         self._warned = self._warned_of_bad = False
-        self.set_state({"epoch": 0, "group": 0, "document": 0, "piece": 0, "bad": 0})
+        self.set_state({"epoch": 0, "group": 0, "document": 0, "piece": 0, "bad": 0, "long": 0})
 
     def get_state(self) -> dict[str, Any]:
         return dict(self._state)
@@ -153,7 +153,7 @@ class _DocumentIterator(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         self._state = dict(state)
         self._epoch, self._at, self._document = state["epoch"], state["group"], state["document"]
-        self._skip, self._bad = state["piece"], state.get("bad", 0)
+        self._skip, self._bad, self._long = state["piece"], state.get("bad", 0), state.get("long", 0)
         self._barren = self._at == self._document == self._skip == 0  # no piece from this epoch yet
         self._ready: deque[tuple[np.ndarray, dict[str, int]]] = deque()
         self._groups: np.ndarray | None = None
@@ -209,9 +209,10 @@ class _DocumentIterator(grain.DatasetIterator):
         pieces = self._cut(tokens)
         if isinstance(pieces, str):
             self._skip_document(f"{group.location(number)} {pieces}")
-            pieces = []
+            pieces, self._long = [], self._long + 1
         last = len(pieces) - 1
-        at = {"epoch": self._epoch, "group": self._at, "document": self._document, "bad": self._bad}
+        skipped = {"bad": self._bad, "long": self._long}
+        at = {"epoch": self._epoch, "group": self._at, "document": self._document, **skipped}
         for i, piece in enumerate(pieces):
             after = at | {"piece": i + 1} if i < last else at | {"document": self._document + 1, "piece": 0}
             if i >= self._skip:

@@ -4,18 +4,19 @@ GSM8K (https://arxiv.org/abs/2110.14168) has one JSON object {question, answer} 
 which is the reference; the worked response omits calculator annotations such as `<<6*3=18>>`.
 """
 
+import math
 import random
-import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.schema.training.data import CustomQuestions, Gsm8kData, RowData
+from conf.schema.training.data import ANSWER_MARK, CustomQuestions, Gsm8kData, RowData
+from conf.schema.training.loop import REJECTED, GrpoLoop
 from conf.schema.training.run_yaml import RunFileError
-from trainer.corpus import files
-from trainer.corpus.source import HALF_SURROGATE, LineError, abbreviate, first_line, is_half_surrogate, parse_json
-from trainer.data.prompting import Draw, Problem
+from trainer.corpus.rows import Row, read_rows
+from trainer.corpus.source import HALF_SURROGATE, abbreviate, is_half_surrogate
+from trainer.data.prompting import Draw, Problem, PromptEncoder
 from trainer.extension import load_extension
 
 FIRST_DRAW, REDRAW = 0, 1
@@ -81,121 +82,65 @@ def _move_back(order: np.ndarray, asked: np.ndarray, first: int) -> np.ndarray:
     return order
 
 
-PARQUET = ".parquet"
-MAX_ROW_BYTES = 2**26
-"""Bytes of a line of JSON."""
-MAX_FILE_BYTES = 2**32
-"""Bytes of the rows of a Parquet file, as they are in memory; a dictionary makes them of a few kilobytes."""
-ROWS_AT_ONCE = 256
-
-
-class Row(NamedTuple):
-    """A row and its location, for messages. problem: why it cannot be read; then `value` is None."""
-
-    location: str
-    value: Any
-    problem: str = ""
-
-
-def read_rows(pattern: str, key: str) -> Iterator[Row]:
-    """Yield the rows of all files of a path or glob. Raises RunFileError naming the key if a file cannot be read."""
-    for file in files.expand_glob(pattern, key):
-        with files.open_file(file) as stream:
-            yield from _parquet_rows(stream, file, key) if file.endswith(PARQUET) else _json_rows(stream, file, key)
-
-
-def _json_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
-    # of bytes, since splitting as text would also split at U+2028
-    for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), 1):
-        place = f"{file}, line {number}"
-        if len(line) > MAX_ROW_BYTES:
-            raise RunFileError(f"{key}: {place} has more than {MAX_ROW_BYTES:,} bytes")
-        if not line.strip():
-            continue
-        try:
-            yield Row(place, parse_json(line))
-        except LineError as error:
-            yield Row(place, None, str(error))
-        except UnicodeDecodeError as error:
-            yield Row(place, None, f"is not UTF-8 ({error.reason} at byte {error.start} of the line)")
-
-
-def _parquet_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    number = 0
-    try:
-        opened, size = parquet.ParquetFile(stream), 0
-        for batch in opened.iter_batches(ROWS_AT_ONCE):
-            size += sum(_decoded_bytes(column) for column in batch.columns)
-            if size > MAX_FILE_BYTES:
-                raise RunFileError(f"{key}: {file} has more than {MAX_FILE_BYTES:,} bytes of rows; use fewer")
-            for index in range(batch.num_rows):
-                number += 1
-                place = f"{file}, row {number}"
-                try:
-                    yield Row(place, batch.slice(index, 1).to_pylist()[0])
-                except UnicodeDecodeError as error:  # Parquet's readers do not check the encoding
-                    yield Row(place, None, f"is not UTF-8: {error.reason}")
-    except RunFileError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RunFileError(f"{key}: {file} is not a readable Parquet file: {first_line(error)}") from None
-
-
-def _decoded_bytes(column: Any) -> int:
-    """Return the bytes of a column of a batch without its dictionary, if it has one."""
-    return (column.dictionary_decode() if hasattr(column, "dictionary_decode") else column).nbytes
-
-
-CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")
-ANSWER_MARK = "#### "
-"""Before the answer in a worked response."""
 PHASES = ("rollout", "warm_start")
 VALIDATION_SEED = 0
 """The same questions for every run.seed, so that seeds can be compared."""
 
 
+class _Measured(NamedTuple):
+    """A problem with the tokens of its prompt, and of its longest worked response with the end."""
+
+    problem: Problem
+    prompt_tokens: int
+    num_tokens: int
+
+
 class RowProblems:
     """Questions that fit into a prompt; see `data.prompting.ProblemSource`.
 
-    num_too_long: questions left out because they do not fit. bad_lines: why each row was skipped, in order.
+    num_too_long: questions left out because they do not fit; num_overlong_solutions: those that are no part of
+    supervised updates, because their worked responses do not fit. bad_lines: why each row was skipped, in order.
     """
 
-    def __init__(
-        self, cfg: RowData, seed: int, num_validation: int, fitting: Callable[[list[Problem]], list[Problem]]
-    ) -> None:
+    def __init__(self, cfg: RowData, loop: GrpoLoop, seed: int, encoder: PromptEncoder) -> None:
         """Read all rows.
 
         Args:
             cfg: section `data`.
+            loop: says what is trained on, how long prompts and worked responses may be, and how many questions are for
+                evaluations during training: taken out of the training set if it has no other.
             seed: of the order of training questions.
-            num_validation: questions for evaluations during training, taken out of the training set if it has no other.
-            fitting: filters problems by the length of their prompts.
+            encoder: measures prompts and worked responses.
 
         Raises:
             RunFileError: a file is missing, a row is invalid and not to be skipped, or no question fits.
         """
-        self._cfg, self._seed, self._fitting = cfg, seed, fitting
-        self.num_too_long, self.bad_lines = 0, list[str]()
-        self._train, self._test = self._load(cfg.path, "data.path"), self._load(cfg.eval_path, "data.eval_path")
+        self._cfg, self._loop, self._seed, self._encoder = cfg, loop, seed, encoder
+        self.num_too_long, self.bad_lines, num_validation = 0, list[str](), loop.eval_prompts
+        train = self._load(cfg.path, "data.path", has_pairs=loop.loss_type == "dpo")
+        self._test = _problems(self._load(cfg.eval_path, "data.eval_path"))
         if cfg.validation_path is None:
-            self._train, self._validation = _split(self._train, num_validation)
+            train, self._validation = _split(train, num_validation)
         else:
             is_test = cfg.validation_path == cfg.eval_path
-            held_out = self._test if is_test else self._load(cfg.validation_path, "data.validation_path")
+            held_out = self._test if is_test else _problems(self._load(cfg.validation_path, "data.validation_path"))
             self._validation = _sample(held_out, num_validation, "loop.eval_prompts", "data.validation_path")
+        self._train = self._worked = _problems(train)
+        if loop.solution_phases:
+            fitting = fitting_solutions(loop, [row.num_tokens for row in train], lambda i: train[i].problem.place)
+            self._worked = [train[i].problem for i in fitting]
+        self.num_overlong_solutions = len(self._train) - len(self._worked)
         self._orders: dict[tuple[str, int], EpochOrder] = {}
 
     def train(self, draw: Draw, count: int) -> list[Problem]:
         """Return problems without replacement in each epoch; see `EpochOrder`."""
+        problems = self._worked if draw.phase in self._loop.solution_phases else self._train
         if (draw.phase, count) not in self._orders:
             seed = (self._seed, PHASES.index(draw.phase))
-            self._orders[draw.phase, count] = EpochOrder(len(self._train), count, seed)
+            self._orders[draw.phase, count] = EpochOrder(len(problems), count, seed)
         order = self._orders[draw.phase, count]
         chosen = order.redraw(draw.number, draw.attempt) if draw.attempt else order.block(draw.number)
-        return [self._train[i] for i in chosen]
+        return [problems[i] for i in chosen]
 
     def validation(self, count: int) -> list[Problem]:
         return self._validation[:count]
@@ -205,21 +150,58 @@ class RowProblems:
             return list(self._test)
         return _sample(self._test, count, "loop.test_prompts", "data.eval_path")
 
-    def _load(self, path: str, key: str) -> list[Problem]:
+    def _load(self, path: str, key: str, *, has_pairs: bool = False) -> list[_Measured]:
+        """Return the problems whose prompts fit. has_pairs: each has a `rejected` response, too, which differs."""
         read = called_problems if isinstance(self._cfg, CustomQuestions) else read_problems
         assert isinstance(self._cfg, CustomQuestions | Gsm8kData)
-        problems, bad = read(self._cfg, path, key)  # pyright: ignore[reportArgumentType]
+        problems, bad = read(self._cfg, path, key, has_pairs)  # pyright: ignore[reportArgumentType]
+        measured = self._measure(problems, bad, key, has_pairs=has_pairs)
         self.bad_lines += bad
-        if not problems:
+        if not measured:
             raise RunFileError(f"{key}: no row of {path} can be used; the first: {bad[0]}")
-        fitting = self._fitting(problems)
-        self.num_too_long += len(problems) - len(fitting)
+        fitting = [row for row in measured if row.prompt_tokens <= self._loop.max_prompt_length]
+        self.num_too_long += len(measured) - len(fitting)
         if not fitting:
             raise RunFileError(f"loop.max_prompt_length: every question of {key} is longer")
         return fitting
 
+    def _measure(self, problems: list[Problem], bad: list[str], key: str, *, has_pairs: bool) -> list[_Measured]:
+        """Return problems with their lengths; what is no pair is a bad row."""
+        questions, measured = self._encoder.encode(problems), list[_Measured]()
+        rejected = [Problem("", "", rejected_response(problem.row)) for problem in problems] if has_pairs else []
+        others = self._encoder.encode(rejected) if has_pairs else questions
+        for problem, question, other in zip(problems, questions, others, strict=True):
+            if has_pairs and other.solution_tokens == question.solution_tokens:
+                message = f"{problem.place} is no pair: its solution and its {REJECTED!r} are the same"
+                _refuse_or_skip(self._cfg, message, key, bad)
+            else:
+                longest = max(len(question.solution_tokens), len(other.solution_tokens))
+                measured.append(_Measured(problem, len(question.prompt_tokens), longest))
+        return measured
 
-def _split(problems: list[Problem], num_validation: int) -> tuple[list[Problem], list[Problem]]:
+
+def _problems(measured: list[_Measured]) -> list[Problem]:
+    return [row.problem for row in measured]
+
+
+def fitting_solutions(loop: GrpoLoop, lengths: Sequence[int], place: Callable[[int], str]) -> list[int]:
+    """Return the numbers of the worked responses that fit into `loop.max_new_tokens`.
+
+    lengths: in tokens, with the end; place: names one of them. Raises RunFileError if one does not fit, and
+    `loop.filter_overlong_solutions` does not leave it out, or if none is left.
+    """
+    most = loop.max_new_tokens
+    fitting = [number for number, length in enumerate(lengths) if length <= most]
+    if len(fitting) < len(lengths) and not (fitting and loop.filter_overlong_solutions):
+        first = next(number for number, length in enumerate(lengths) if length > most)
+        told = f"{len(lengths) - len(fitting):,} of {len(lengths):,} worked responses have more than {most:,} tokens"
+        told += f"; the first, {place(first)}, has {lengths[first]:,}, the longest {max(lengths):,}; raise it"
+        told += ", or leave them out with loop.filter_overlong_solutions=true" if fitting else ""
+        raise RunFileError(f"loop.max_new_tokens: {told}")
+    return fitting
+
+
+def _split(problems: list[_Measured], num_validation: int) -> tuple[list[_Measured], list[Problem]]:
     """Return training and validation problems. Raises RunFileError if none is left to train on."""
     if num_validation >= len(problems):
         raise RunFileError(
@@ -227,7 +209,7 @@ def _split(problems: list[Problem], num_validation: int) -> tuple[list[Problem],
             "training; lower it, or set data.validation_path"
         )
     order = np.random.default_rng(VALIDATION_SEED).permutation(len(problems))
-    chosen = [problems[i] for i in order[:num_validation]]
+    chosen = [problems[i].problem for i in order[:num_validation]]
     left_out = frozenset(order[:num_validation].tolist())
     return [problem for i, problem in enumerate(problems) if i not in left_out], chosen
 
@@ -239,22 +221,25 @@ def _sample(problems: list[Problem], count: int, key: str, path_key: str) -> lis
     return random.Random("held out").sample(problems, count)  # noqa: S311
 
 
-def read_problems(cfg: Gsm8kData, path: str, key: str) -> tuple[list[Problem], list[str]]:
+def read_problems(cfg: Gsm8kData, path: str, key: str, has_pairs: bool = False) -> tuple[list[Problem], list[str]]:
     """Return the problems of all files, local or gs://, and why rows were skipped.
 
-    Raises RunFileError naming the key, the file and the line of a row that is not to be skipped.
+    has_pairs: each row needs a rejected response, too. Raises RunFileError naming the key, the file and the line of a
+    row that is not to be skipped.
     """
-    return _collect(cfg, read_rows(path, key), key, lambda row: _problem(cfg, row))
+    return _collect(cfg, read_rows(path, key), key, lambda row: _problem(cfg, row), has_pairs)
 
 
-def called_problems(cfg: CustomQuestions, path: str, key: str) -> tuple[list[Problem], list[str]]:
+def called_problems(
+    cfg: CustomQuestions, path: str, key: str, has_pairs: bool = False
+) -> tuple[list[Problem], list[str]]:
     """Return the problems of the user's function, and why rows were skipped.
 
-    Raises RunFileError naming the function and the row.
+    has_pairs: as of `read_problems`. Raises RunFileError naming the function and the row.
     """
     rows = load_extension("questions", cfg.source, "data.source", cfg.options)(path)
     named = (Row(f"{cfg.source}, row {number} of {path}", row) for number, row in enumerate(rows))
-    problems, bad = _collect(cfg, named, "data.source", _own_problem)
+    problems, bad = _collect(cfg, named, "data.source", _own_problem, has_pairs)
     if not problems and not bad:
         raise RunFileError(f"{key}: {cfg.source} has no question for {path}")
     return problems, bad
@@ -269,7 +254,7 @@ class RowError(ValueError):
 
 
 def _collect(
-    cfg: RowData, rows: Iterator[Row], key: str, parse: Callable[[Any], Problem]
+    cfg: RowData, rows: Iterator[Row], key: str, parse: Callable[[Any], Problem], has_pairs: bool
 ) -> tuple[list[Problem], list[str]]:
     """Return the problems of rows, and why rows were skipped, if `data.on_bad_line` allows that."""
     problems, bad = list[Problem](), list[str]()
@@ -277,13 +262,25 @@ def _collect(
         try:
             if row.problem:
                 raise RowError(row.problem)
-            problems.append(parse(row.value))
+            problem = parse(row.value)._replace(place=row.location)
+            if has_pairs:
+                rejected_response(problem.row)
+            problems.append(problem)
         except RowError as error:
-            message = f"{row.location} {error}"
-            if cfg.on_bad_line == "error":
-                raise RunFileError(f"{error.key or key}: {message}") from None
-            bad.append(message)
+            _refuse_or_skip(cfg, f"{row.location} {error}", error.key or key, bad)
     return problems, bad
+
+
+def _refuse_or_skip(cfg: RowData, message: str, key: str, bad: list[str]) -> None:
+    """Note a bad row in `bad`. Raises RunFileError if `data.on_bad_line` does not skip it."""
+    if cfg.on_bad_line == "error":
+        raise RunFileError(f"{key}: {message}")
+    bad.append(message)
+
+
+def rejected_response(row: Mapping[str, Any] | None) -> str:
+    """Return the response that a row's solution is preferred to. Raises RowError if it has none."""
+    return _text(row or {}, REJECTED, "loop.loss_type")
 
 
 def _own_problem(row: Any) -> Problem:
@@ -299,29 +296,28 @@ def _problem(cfg: Gsm8kData, row: Any) -> Problem:
         key = "data.question_template"
         question = cfg.question_template.format_map({name: _text(row, name, key) for name in cfg.question_columns})
     answer = _text(row, cfg.answer_column, "data.answer_column")
-    if cfg.answer_mark is not None:
-        worked, mark, answer = CALCULATOR_ANNOTATION.sub("", answer).rpartition(cfg.answer_mark)
-        solution = f"{worked}{ANSWER_MARK}{answer.strip()}"
-        if not mark:
-            problem = f"has no {cfg.answer_mark!r} in column {cfg.answer_column!r}; null takes the whole column"
-            raise RowError(problem, "data.answer_mark")
-    else:
-        solution = f"{ANSWER_MARK}{answer.strip()}"
-    if not answer.strip():
+    solution, answer = cfg.split_answer(answer)
+    if not solution:
+        problem = f"has no {cfg.answer_mark!r} in column {cfg.answer_column!r}; null takes the whole column"
+        raise RowError(problem, "data.answer_mark")
+    if not answer:
         raise RowError(f"has no answer in column {cfg.answer_column!r}")
     if cfg.solution_column is not None:
         solution = _text(row, cfg.solution_column, "data.solution_column")
-    return Problem(question, answer.strip(), solution, row)
+        if not solution.strip():
+            raise RowError(f"has no solution in column {cfg.solution_column!r}")
+    return Problem(question, answer, solution, row)
 
 
 def _text(row: Any, column: str, key: str) -> str:
-    """Return the text of a column; a number becomes text."""
+    """Return the text of a column; a number becomes text, and a missing value is none."""
     if not isinstance(row, Mapping):
         raise RowError(f"is not an object with columns, but {abbreviate(row)}")
     if column not in row:
         raise RowError(f"has no column {column!r}; it has {', '.join(map(repr, row)) or 'none'}", key)
     value = row[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if not is_text or (isinstance(value, float) and not math.isfinite(value)):
         raise RowError(f"has no text in column {column!r}, but {abbreviate(value)}", key)
     if is_half_surrogate(text := str(value)):
         raise RowError(f"{HALF_SURROGATE}, in column {column!r}")

@@ -154,7 +154,7 @@ class Problem(NamedTuple):
     """One question, its correct answer, and a worked response that ends in the answer.
 
     row: the columns that it was made from, for rewards that ask for them; messages: (role, text) of a conversation that
-    is the prompt, in place of the question in the wording of `data.prompt`.
+    is the prompt, in place of the question in the wording of `data.prompt`; place: of the row, for messages.
     """
 
     question: str
@@ -162,6 +162,7 @@ class Problem(NamedTuple):
     solution: str
     row: Mapping[str, Any] | None = None
     messages: Sequence[tuple[str, str]] | None = None
+    place: str = ""
 
 
 class Question(NamedTuple):

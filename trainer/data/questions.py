@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cached_property
 
 from conf.schema.training.data import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
-from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop import REJECTED, GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.data.gsm8k import RowProblems
+from trainer.data.gsm8k import PHASES, RowProblems, fitting_solutions, rejected_response
 from trainer.data.prompting import Draw, Problem, ProblemSource, PromptEncoder, Question
 
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
@@ -27,18 +27,20 @@ class ArithmeticProblems:
         Kim has figs: 7, gets 2.  ->  +2:07+1:08+0:09
 
     Every fifth operand pair is held out: training never combines its two numbers, in any order, under any operator.
+    asked: the sums and differences of each phase.
     """
 
     def __init__(self, data: ArithmeticData, seed: int) -> None:
         self._first_operands = range(1, data.largest_first + 1)
         self._second_operands = range(1, data.largest_second + 1)
         self._seed = seed
+        self.asked: dict[str, list[tuple[str, int, int]]] = dict.fromkeys(PHASES, self._train_problems)
 
     def train(self, draw: Draw, count: int) -> list[Problem]:
         step = draw.number if draw.phase == "warm_start" else (draw.attempt + 1) * ROLLOUTS_FROM + draw.number
         chance = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
         return [
-            _problem(*chance.choice(self._train_problems), chance.choice(NAMES), chance.choice(OBJECTS))
+            _problem(*chance.choice(self.asked[draw.phase]), chance.choice(NAMES), chance.choice(OBJECTS))
             for _ in range(count)
         ]
 
@@ -84,22 +86,27 @@ class QuestionSet:
     """A source of problems with the encoder for their prompts.
 
     open: prepares problems for a draw, which the second argument tells from others; an environment replaces it.
-    num_too_long: problems left out because their prompts exceed `loop.max_prompt_length`; bad_lines: why each row that
-    cannot be used was skipped.
+    left_out: how many rows are not used, by the reason's name in `summary.json`; bad_lines: why each row that cannot be
+    used was skipped.
     """
 
     def __init__(self, data: QuestionData, loop: GrpoLoop, seed: int) -> None:
         """Raise RunFileError if the tokenizer or the files cannot be used."""
         self.prompt_encoder = PromptEncoder(data)
         self.open: Callable[[list[Problem], str], list[Problem]] = lambda problems, seed: problems
-        self._seed = seed
-        self._max_prompt_length, self.num_too_long, self.bad_lines = loop.max_prompt_length, 0, list[str]()
+        self._seed, self._max_prompt_length, self.bad_lines = seed, loop.max_prompt_length, list[str]()
         if isinstance(data, RowData):
-            rows = RowProblems(data, seed, loop.eval_prompts, self._fitting_problems)
-            self._problems, self.num_too_long, self.bad_lines = rows, rows.num_too_long, rows.bad_lines
+            rows = RowProblems(data, loop, seed, self.prompt_encoder)
+            self._problems, self.bad_lines = rows, rows.bad_lines
+            too_long, overlong = rows.num_too_long, rows.num_overlong_solutions
         else:
             assert isinstance(data, ArithmeticData)
+            if loop.loss_type == "dpo":
+                raise RunFileError(f"loop.loss_type: dpo reads the column {REJECTED!r}, which data=arithmetic has not")
             self._problems: ProblemSource = ArithmeticProblems(data, seed)
+            too_long, overlong = 0, self._limit_solutions(self._problems, loop)
+        counts = {"questions_left_out": too_long, "solutions_left_out": overlong, "bad_lines": len(self.bad_lines)}
+        self.left_out = {name: count for name, count in counts.items() if count}
 
     def train(self, draw: Draw, count: int) -> list[Question]:
         """Return training questions, see `ProblemSource.train`."""
@@ -114,20 +121,23 @@ class QuestionSet:
         return self._encode(self._problems.test(count), "test")
 
     def rejected(self, questions: list[Question]) -> list[Question]:
-        """Return the questions with the response of their column `rejected`. Raises RunFileError if one has none."""
-        responses = [(question.row or {}).get("rejected") for question in questions]
-        if not all(isinstance(response, str) for response in responses):
-            columns = ", ".join(map(repr, questions[0].row or ())) or "none"
-            raise RunFileError(f"loop.loss_type: dpo reads a text from the column 'rejected'; columns: {columns}")
-        tokens = self.prompt_encoder.encode([Problem("", "", str(response)) for response in responses])
+        """Return the questions with the response of their column `rejected`."""
+        problems = [Problem("", "", rejected_response(question.row)) for question in questions]
         return [
             question._replace(solution_tokens=other.solution_tokens)
-            for question, other in zip(questions, tokens, strict=True)
+            for question, other in zip(questions, self.prompt_encoder.encode(problems), strict=True)
         ]
 
-    def _fitting_problems(self, problems: list[Problem]) -> list[Problem]:
-        lengths = [len(question.prompt_tokens) for question in self.prompt_encoder.encode(problems)]
-        return [p for p, length in zip(problems, lengths, strict=True) if length <= self._max_prompt_length]
+    def _limit_solutions(self, made: ArithmeticProblems, loop: GrpoLoop) -> int:
+        """Leave out problems whose worked responses do not fit where these are trained on; return their number."""
+        every = made.asked["rollout"]
+        if not loop.solution_phases:
+            return 0
+        encoded = self.prompt_encoder.encode([_problem(*each, NAMES[0], OBJECTS[0]) for each in every])
+        lengths = [len(question.solution_tokens) for question in encoded]
+        fitting = fitting_solutions(loop, lengths, lambda i: f"of {every[i][1]} {every[i][0]} {every[i][2]}")
+        made.asked |= {phase: [every[i] for i in fitting] for phase in loop.solution_phases}
+        return len(every) - len(fitting)
 
     def _encode(self, problems: list[Problem], draw: str) -> list[Question]:
         questions = self.prompt_encoder.encode(self.open(problems, f"{self._seed} {draw}"))

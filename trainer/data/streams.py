@@ -112,8 +112,10 @@ class PackedBatches:
     def position(self) -> dict[str, Any]:
         return self._prefetcher.get_state() | {"of": self._settings}
 
-    def num_bad_lines(self) -> dict[str, int]:
-        return {stream: _num_bad(state) for stream, state in self._prefetcher.get_state().items()}
+    def left_out(self) -> dict[str, dict[str, int]]:
+        names = {"bad_lines": "bad", "documents_left_out": "long"}
+        states = self._prefetcher.get_state().items()
+        return {stream: {name: _count(state, key) for name, key in names.items()} for stream, state in states}
 
     def restore(self, position: dict[str, Any]) -> None:
         began = position.get("of", {"data.packing": "windows"})
@@ -135,10 +137,10 @@ class PackedBatches:
             self._prefetcher.start_prefetch()
 
 
-def _num_bad(state: dict[str, Any]) -> int:
-    """Return the count in the state of a stream's documents, which those of its packing contain."""
-    inside = (_num_bad(value) for value in state.values() if isinstance(value, dict))
-    return state.get("bad", 0) + sum(inside)
+def _count(state: dict[str, Any], key: str) -> int:
+    """Return a count in the state of a stream's documents, which those of its packing contain."""
+    inside = (_count(value, key) for value in state.values() if isinstance(value, dict))
+    return state.get(key, 0) + sum(inside)
 
 
 def _close(ahead: ThreadPrefetchDatasetIterator, together: "_StreamGroup") -> None:

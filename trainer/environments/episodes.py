@@ -70,6 +70,7 @@ class Episodes:
     def __init__(self, loop: GrpoLoop, pool: EnvironmentPool, prompting: PromptEncoder) -> None:
         self._pool, self._encoder = pool, prompting
         self._max_turns, self._max_tokens = loop.environment.max_turns, loop.max_new_tokens
+        self._leaves_out = loop.filter_overlong_solutions
         self._stops = re.compile("|".join(f"(?<={re.escape(stop)})" for stop in loop.sampler.stop) or "(?!)")
 
     def play(
@@ -111,7 +112,11 @@ class Episodes:
         return episodes
 
     def worked(self, questions: Sequence[Question]) -> list[Episode]:
-        """Return episodes with the worked responses, whose turns end at the texts of `loop.sampler.stop`."""
+        """Return episodes with the worked responses, whose turns end at the texts of `loop.sampler.stop`.
+
+        One that the limits of turns and tokens would cut is empty. Raises RunFileError if it may not be left out, or if
+        all are.
+        """
         episodes, draw = [Episode(question) for question in questions], self._pool.new_draw()
         end = self._encoder.stop_tokens[0]
         texts = [self._stops.split(self._encoder.decode(question.solution_tokens)) for question in questions]
@@ -126,6 +131,18 @@ class Episodes:
                 if number % jax.process_count() == jax.process_index():
                     waiting[number] = self._submit(draw, number, episodes[number], final=is_last)
             live = self._take_steps(draw, episodes, waiting)
+        cut = [
+            number
+            for number, (episode, parts) in enumerate(zip(episodes, turns, strict=True))
+            if len(episode.tokens) > self._max_tokens or (not episode.finished and len(episode.responses) < len(parts))
+        ]
+        if cut and not (self._leaves_out and len(cut) < len(episodes)):
+            told = f"{len(cut)} of {len(episodes)} worked responses, with what the environment says, take more than "
+            told += f"{self._max_tokens} tokens or {self._max_turns} turns, as does {questions[cut[0]].prompt!r:.80}"
+            cure = "raise it or loop.environment.max_turns, or set loop.filter_overlong_solutions=true"
+            raise RunFileError(f"loop.max_new_tokens: {told}; {cure}")
+        for number in cut:
+            episodes[number] = Episode(questions[number])
         return episodes
 
     def open(self, problems: Sequence[Problem], seed: str) -> list[Problem]:

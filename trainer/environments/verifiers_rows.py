@@ -4,6 +4,7 @@ They are read in a process of their own, since the library replaces signal handl
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -41,7 +42,9 @@ def to_question(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of `data.source`. Its question is shown and measured; the episode begins with the whole prompt."""
     prompt = row["prompt"]
     turns = [("user", prompt)] if isinstance(prompt, str) else as_turns(prompt)
-    found = {"question": "\n".join(text for _, text in turns), "answer": str(row.get("answer", ""))}
+    answer, question = row.get("answer"), "\n".join(text for _, text in turns)
+    is_missing = answer is None or (isinstance(answer, float) and math.isnan(answer))  # the environment may know it
+    found = {"question": question, "answer": "" if is_missing else str(answer)}
     if isinstance(row.get("solution"), str):
         found["solution"] = row["solution"]
     return found | {COLUMN: json.dumps(row, default=str)}

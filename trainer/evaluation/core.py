@@ -6,7 +6,6 @@ tasks: `core.yaml` lists them, `eval_meta_data.csv` has what guessing gives, `ev
 
 import csv
 import io
-import json
 import math
 import random
 import zipfile
@@ -19,6 +18,7 @@ import yaml
 from etils import epath
 
 from conf.extension import EvaluatedModel
+from trainer.corpus.source import LineError, parse_json
 from trainer.evaluation.statistics import Z_95
 
 BUNDLE = "eval_bundle"
@@ -39,7 +39,7 @@ def core(model: EvaluatedModel, *, path: str, max_per_task: int | None = 500) ->
     results, centred, variance = {}, [], 0.0
     tasks = yaml.safe_load(read(TASKS))["icl_tasks"]
     for task in tasks:
-        examples = [json.loads(line) for line in read(f"eval_data/{task['dataset_uri']}").split("\n") if line.strip()]
+        examples = _examples(read, f"eval_data/{task['dataset_uri']}")
         random.Random(SHUFFLE_SEED).shuffle(examples)  # noqa: S311 - as nanochat does
         correct = grade(model, task, examples[:max_per_task])
         accuracy, guess = math.fsum(correct) / len(correct), 0.01 * chance[task["label"]]
@@ -50,6 +50,17 @@ def core(model: EvaluatedModel, *, path: str, max_per_task: int | None = 500) ->
     metric, error = math.fsum(centred) / len(centred), math.sqrt(variance) / len(centred)
     bounds = {"metric_low": metric - Z_95 * error, "metric_high": metric + Z_95 * error}
     return {"metric": metric, "metric_stderr": error, **bounds, **results}
+
+
+def _examples(read: Callable[[str], str], name: str) -> list[Example]:
+    """Return the rows of a file of the bundle. Raises ValueError naming a line that is none."""
+    found = list[Example]()
+    for number, line in enumerate(read(name).split("\n"), 1):
+        try:
+            found += [parse_json(line.encode())] if line.strip() else []
+        except LineError as error:
+            raise ValueError(f"{name}, line {number} {error}") from None
+    return found
 
 
 def grade(model: EvaluatedModel, task: Mapping[str, Any], examples: Sequence[Example]) -> list[bool]:

@@ -138,9 +138,10 @@ class LoadedModel:
 
     Attributes:
         step: updates of the weights.
+        num_truncated: texts since `load` of which it has read only the end.
     """
 
-    step = 0
+    step = num_truncated = 0
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
         """Create a model without weights. functions: what all processes compute together."""
@@ -148,7 +149,7 @@ class LoadedModel:
 
     def load(self, step: int, params: Params, between: Callable[[], None]) -> Calls:
         """Take the weights after `step` updates. between: called between batches."""
-        self.step, self._params, self._between = step, params, between
+        self.step, self._params, self._between, self.num_truncated = step, params, between, 0
         self._calls = Calls(self._functions)
         return self._calls
 
@@ -178,6 +179,7 @@ class TextModel(LoadedModel):
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         scored: list[Any] = [None] * len(rows)
+        self.num_truncated += sum(len(row) > self.max_seq_len for row in rows)
         for width, numbers in self._batches([min(len(row), self.max_seq_len) for row in rows]):
             batch = [list(rows[i][-self.max_seq_len :]) for i in numbers]
             logprobs, greedy = self._calls.call("score", batch=batch, width=width)
@@ -203,6 +205,7 @@ class TextModel(LoadedModel):
             )
         texts, count = [], SLOTS_PER_DEVICE * self._shards
         width = min(room, _power_of_two(max(map(len, prompts), default=1)))
+        self.num_truncated += sum(len(prompt) > width for prompt in prompts)
         sizes = {"width": width, "max_new_tokens": max_new_tokens, "stop": list(stop), "temperature": temperature}
         for first in range(0, len(prompts), count):
             batch = [list(prompt[-width:]) or list(self.bos) for prompt in prompts[first : first + count]]

@@ -85,6 +85,8 @@ class EvaluationPlugins:
             finally:
                 calls.check()  # the function may have caught what it raised, or raised something else
             values, problems = metric_values(name, returned)
+            if self._model is not None and self._model.num_truncated:
+                values[f"eval_{name}_texts_truncated"] = float(self._model.num_truncated)
         except EvaluationTimeoutError:
             text = f"it took more than timeout_seconds, {wanted.timeout_seconds:g} s"
             return {"values": {}, "problems": [text], "known": False}

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
 from conf.extension import EvaluatedModel
+from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus.rows import Row, read_rows
 from trainer.rewards.pool import RewardPool, Submission
 
 ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -61,8 +61,7 @@ def code(
     for program in (compile[0], command[0]):
         if "/" not in program and program != PYTHON and shutil.which(program) is None:
             raise FileNotFoundError(f"{program} is not installed on this worker; program.setup can install it")
-    lines = epath.Path(path).read_text().split("\n")
-    problems = [json.loads(line) for line in lines if line.strip()]
+    problems = [_problem(row) for row in read_rows(path, "path")]
     prompts = [[*model.bos, *tokens] for tokens in model.encode([problem["prompt"] for problem in problems])]
     answers = model.generate(prompts, max_new_tokens, stop)
     how = json.dumps({"file": file, "commands": [list(compile), list(command)], "seconds": seconds})
@@ -73,6 +72,16 @@ def code(
         ]
         scores = [check.result().scores[REWARD] for check in checks]
     return {"compiled": [s >= COMPILED for s in scores], "passed": [s >= PASSED for s in scores]}
+
+
+def _problem(row: Row) -> dict[str, Any]:
+    """Return the problem of a row. Raises RunFileError if it has no texts under `prompt` and `test`."""
+    if not row.problem and not isinstance(row.value, dict):
+        row = row._replace(problem="is not an object")
+    missing = [name for name in ("prompt", "test") if not row.problem and not isinstance(row.value.get(name), str)]
+    if row.problem or missing:
+        raise RunFileError(f"path: {row.location} {row.problem or f'has no text under {missing[0]!r}'}")
+    return row.value
 
 
 def compile_and_pass(response: str, answer: str) -> float:

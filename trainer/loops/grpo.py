@@ -27,6 +27,13 @@ from trainer.telemetry.startup_report import format_transcripts, log_on_main
 
 __all__ = ["programs", "run"]
 
+LEFT_OUT = {
+    "questions_left_out": "questions are skipped: longer than loop.max_prompt_length",
+    "solutions_left_out": "worked responses are not trained on: longer than loop.max_new_tokens",
+    "bad_lines": "rows are skipped (data.on_bad_line)",
+}
+"""What is said of each count in `QuestionSet.left_out`."""
+
 
 def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
@@ -47,10 +54,11 @@ def _train(parts: GrpoParts) -> None:
     train_state, telemetry, questions = parts.train_state, parts.telemetry, parts.questions
     progress, phases = train_state.progress, telemetry.phases
     telemetry.resume(progress.total_steps)
-    if questions.num_too_long:
-        log_on_main(f"{questions.num_too_long} questions are skipped: longer than loop.max_prompt_length")
-    if bad := questions.bad_lines:
-        log_on_main(f"{len(bad)} rows are skipped (data.on_bad_line); the first: {bad[0]}")
+    for name, count in questions.left_out.items():
+        log_on_main(
+            f"{count} {LEFT_OUT[name]}{f'; the first: {questions.bad_lines[0]}' if name == 'bad_lines' else ''}"
+        )
+    telemetry.skipped = questions.left_out
     if progress.total_steps == 0:
         parts.evaluations.log_baseline(train_state)
     if progress.phase == "warm_start":
@@ -68,8 +76,7 @@ def _train(parts: GrpoParts) -> None:
     _policy_updates(parts, reference)
     phases.enter("end")
     parts.saver.save(train_state)
-    skipped = {"questions_left_out": questions.num_too_long, "bad_lines": len(questions.bad_lines)}
-    parts.evaluations.summarize(train_state, **{name: count for name, count in skipped.items() if count})
+    parts.evaluations.summarize(train_state, **telemetry.left_out(progress))
 
 
 def _warm_start(parts: GrpoParts) -> None:
@@ -92,6 +99,7 @@ def _warm_start(parts: GrpoParts) -> None:
         with telemetry.stopwatch.measure("update_time"):
             questions = parts.questions.train(Draw("warm_start", progress.warm_steps), loop.rows)
             worked = parts.episodes.worked(questions) if parts.episodes else None
+            progress.solutions_left_out += sum(not episode.tokens for episode in worked or ())
             batch = supervised_batch(questions, loop, worked)
             placed = shard_batch(batch, parts.mesh)
             train_state.state, metrics = parts.programs.warm_start(train_state.state, placed)

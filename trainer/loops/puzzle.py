@@ -97,7 +97,7 @@ class PuzzleStream:
     def position(self) -> dict[str, int]:
         return {"iteration": self.iteration}
 
-    def num_bad_lines(self) -> dict[str, int]:
+    def left_out(self) -> dict[str, dict[str, int]]:
         return {}
 
 

@@ -115,8 +115,9 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
                     self._save(done, state)
         profiler.close()
         results = self._evaluate(loop.steps, state)
-        if bad := sum(gather_tree(self.stream.num_bad_lines()).values()):
-            results["bad_lines"] = bad
+        for counts in gather_tree(self.stream.left_out()).values():
+            for name, count in counts.items():
+                results |= {name: results.get(name, 0) + count} if count else {}
         self.log.summarize(**{n: x for n, x in results.items() if "/" not in n}, steps=loop.steps)
 
     def _should_save(self, done: int) -> bool:

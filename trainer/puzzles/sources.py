@@ -92,19 +92,20 @@ def read_csv(file: str, kind: Kind, limit: int | None, seed: int, min_rating: in
 def _rows(file: str, needs_rating: bool) -> Iterator[Row]:
     try:
         with files.open_file(file) as raw:
+            files.refuse_packed(raw, file, "--source")
             reader = csv.reader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
             header = next(reader, [])
             if missing := [name for name in ("question", "answer") if name not in header]:
                 raise RunFileError(f"{file}:1: no column {missing[0]!r} in the header {','.join(header)!r:.80}")
             question, answer = header.index("question"), header.index("answer")
             rating = header.index("rating") if "rating" in header else None
-            for row in reader:
+            for row in filter(None, reader):  # a blank line is none
                 if len(row) != len(header):
                     raise RunFileError(f"{file}:{reader.line_num}: {len(row)} columns, but {len(header)} in the header")
-                rated = rating is not None and row[rating].isdecimal()
-                if needs_rating and rating is not None and not rated:
-                    raise RunFileError(f"{file}:{reader.line_num}: rating {row[rating]!r:.20} is no number")
-                yield Row(reader.line_num, row[question], row[answer], int(row[rating]) if rated and rating else -1)
+                rated = "" if rating is None else row[rating]
+                if needs_rating and rating is not None and not rated.isdecimal():
+                    raise RunFileError(f"{file}:{reader.line_num}: rating {rated!r:.20} is no number")
+                yield Row(reader.line_num, row[question], row[answer], int(rated) if rated.isdecimal() else -1)
     except FileNotFoundError:
         raise RunFileError(f"{file} does not exist") from None
     except IsADirectoryError:

@@ -48,15 +48,14 @@ def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
 
 
 def supervised_batch(questions: Sequence[Question], loop: GrpoLoop, episodes: Sequence[Episode] | None = None) -> Batch:
-    """Return a batch for `grpo.supervised_loss`, with worked responses truncated to the sampler's maximum length.
+    """Return a batch for `grpo.supervised_loss`. The worked responses fit: those that do not are left out before.
 
     episodes: with the worked responses, where there is an environment.
     """
     worked = [e.tokens for e in episodes] if episodes else [question.solution_tokens for question in questions]
-    responses = [tokens[: loop.max_new_tokens] for tokens in worked]
-    tokens, mask = pad_sequences([question.prompt_tokens for question in questions], responses, loop.row_widths[-1])
+    tokens, mask = pad_sequences([question.prompt_tokens for question in questions], worked, loop.row_widths[-1])
     if episodes:
-        mask[mask == 1] = np.concatenate([episode.by_model[: loop.max_new_tokens] for episode in episodes])
+        mask[mask == 1] = np.concatenate([episode.by_model for episode in episodes])
     return {"tokens": tokens, "mask": mask}
 
 

@@ -27,6 +27,7 @@ class Progress:
     phase: str = "warm_start"
     warm_steps: int = 0  # supervised updates so far
     steps: int = 0  # GRPO updates so far
+    solutions_left_out: int = 0  # worked episodes of the warm start that did not fit
     accuracy_start: float = 0.0
     accuracy_before: float = 0.0  # from the last evaluation before GRPO
     test_before: dict[str, float] = field(default_factory=dict)  # metrics of the test before GRPO
@@ -165,6 +166,7 @@ class Telemetry:
         stopwatch: splits up the time between two lines.
         tokens: drawn and trained on since the last line.
         costs: seconds to log once, with the next line.
+        skipped: how many rows of the data are not used, by the reason's name.
         phases: where the time of the run goes.
     """
 
@@ -178,6 +180,7 @@ class Telemetry:
         self.stopwatch = throughput.Stopwatch("rollout_time", "reward_time", "score_time", "update_time")
         self.tokens = {"rollout": 0, "update": 0}
         self.costs: dict[str, float] = {}
+        self.skipped: dict[str, int] = {}
         self.phases = log.phases
 
     def to_json(self) -> dict[str, Any]:
@@ -238,6 +241,12 @@ class Telemetry:
         if not self._averages.is_empty:
             self._log_line(progress)
 
+    def left_out(self, progress: Progress) -> dict[str, int]:
+        """Return what the data and the warm start have left out so far, by the reason's name."""
+        name = "solutions_left_out"
+        overlong = self.skipped.get(name, 0) + progress.solutions_left_out
+        return self.skipped | ({name: overlong} if overlong else {})
+
     def upload(self) -> None:
         """Copy the metrics to the run's folder."""
         self._log.upload()
@@ -267,6 +276,7 @@ class Telemetry:
         steps_left = self._loop.steps - progress.steps
         values = self._averages.pop() | times | rates | throughput.device_memory() | self.costs
         self.costs = {}
+        values |= self.left_out(progress)
         steps_total = progress.total_steps + warm_steps_left + steps_left
         self._log.log(progress.total_steps, progress.phase, **values, steps_total=steps_total)
         if progress.phase == "grpo" and not self._pace_logged:

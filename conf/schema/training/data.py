@@ -7,42 +7,67 @@ import re
 from string import Formatter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from conf.extension import Reference
 from conf.schema.base import Strict
 
+TEX_COMMAND = re.compile(r"\\[A-Za-z]+(?:(?:\[[^\]{}]*\]|\{\{[^{}]*\}\})+|\s*)\{(\w+)\}")
+"""A command of TeX whose braces are taken for those of a placeholder."""
+ESCAPES = dict(zip("\0\a\b\t\v\f\r\x1b\x85\u2028\u2029", "0abtvfreNLP", strict=True))
+"""Characters that YAML makes of a backslash and this letter in double quotes, where a command of TeX may be meant."""
+ESCAPED = re.compile(r"[\0-\x08\v\f\x0e-\x1f\x7f\x85\u2028\u2029]|\r(?!\n)|\t(?=ext|imes|frac|heta)")
+
 
 def template_columns(template: str, key: str = "") -> list[str]:
     """Return the column names in a template, in order. Raises ValueError for an invalid `{…}`, which names the key."""
-    names: list[str] = []
+    names, where = list[str](), f"{key}: " if key else ""
     for _, name, form, conversion in Formatter().parse(template):
         if name is None:
             continue
         if not name or form or conversion or set(name) & set(".[]"):
-            where = f"{key}: " if key else ""
             raise ValueError(f"{where}{{…}} must contain only a column name; write {{{{ for a literal brace")
         names.append(name)
+    if found := TEX_COMMAND.search(template):
+        before = found[0].removesuffix(f"{{{found[1]}}}")
+        right = f"{before}{{{{{{{found[1]}}}}}}} for a command of TeX, double quotes in YAML for a line break"
+        raise ValueError(f"{where}{found[0]} would become {before}18; write {right}")
     return names
+
+
+def _as_written(text: str) -> str:
+    """Reject what YAML makes of a single backslash in double quotes."""
+    if found := ESCAPED.search(text):
+        written = ESCAPES.get(found[0], f"x{ord(found[0]):02x}")
+        message = f"YAML has made a control character of \\{written}, before {text[found.end() :][:9]!r}"
+        raise ValueError(f"{message}; write \\\\{written} in double quotes, or use single ones")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_as_written)]
+"""Text for a model or a pattern of it, as it was written."""
+ANSWER_MARK = "#### "
+"""Before the answer in a worked response, in the form of GSM8K."""
+CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")
 
 
 class Shot(Strict):
     """A worked example before the question."""
 
-    question: str = Field(min_length=1, description="Question in the form of the data's questions.")
-    answer: str = Field(min_length=1, description="Worked answer in the form that the policy should use.")
+    question: Text = Field(min_length=1, description="Question in the form of the data's questions.")
+    answer: Text = Field(min_length=1, description="Worked answer in the form that the policy should use.")
 
 
 class Prompt(Strict):
     """The prompt around a question, from a file of the group `prompt`."""
 
-    system: str | None = Field(min_length=1, description="Text before everything else. null: none.")
-    question: str = Field(description="Question text, with {question} as the placeholder.")
+    system: Text | None = Field(min_length=1, description="Text before everything else. null: none.")
+    question: Text = Field(description="Question text, with {question} as the placeholder.")
     formatter: Reference | None = Field(
         description="module:name of a function from a question to its text, in place of `question`."
     )
-    answer: str = Field(description="Worked answer of a shot or of the warm start, with {answer} as the placeholder.")
-    between: str = Field(description="Separator of the parts with chat_template=none.")
+    answer: Text = Field(description="Worked answer of a shot or of the warm start, with {answer} as the placeholder.")
+    between: Text = Field(description="Separator of the parts with chat_template=none.")
     shots: tuple[Shot, ...] = Field(max_length=64, description="Worked examples before the question, in order.")
 
     @model_validator(mode="after")
@@ -109,13 +134,13 @@ class Gsm8kData(RowData):
     question_column: str | None = Field(
         min_length=1, description="Column with the question. null: use question_template."
     )
-    question_template: str | None = Field(
+    question_template: Text | None = Field(
         min_length=1,
         description="Question built from a row's columns: `{name}` inserts a column, `{{` a brace. null: use "
         "question_column.",
     )
     answer_column: str = Field(min_length=1, description="Column with the correct answer, text or a number.")
-    answer_mark: str | None = Field(
+    answer_mark: Text | None = Field(
         min_length=1,
         description="The correct answer follows this text, and the worked solution is before it, as "
         "`#### ` in GSM8K. null: the whole column is the answer.",
@@ -146,6 +171,13 @@ class Gsm8kData(RowData):
         key = "data.question_column" if self.question_template is None else "data.question_template"
         named = {**dict.fromkeys(self.question_columns, key), self.answer_column: "data.answer_column"}
         return named if self.solution_column is None else {**named, self.solution_column: "data.solution_column"}
+
+    def split_answer(self, text: str) -> tuple[str, str]:
+        """Return the worked response and the answer in a text of `answer_column`; both empty if it lacks the mark."""
+        if self.answer_mark is None:
+            return f"{ANSWER_MARK}{text.strip()}", text.strip()
+        worked, mark, answer = CALCULATOR_ANNOTATION.sub("", text).rpartition(self.answer_mark)
+        return (f"{worked}{ANSWER_MARK}{answer.strip()}", answer.strip()) if mark else ("", "")
 
 
 class CustomQuestions(RowData):
@@ -207,9 +239,9 @@ class TextData(Corpus):
 class Template(Strict):
     """A prompt and its answer, built from a row's columns: `{name}` inserts a column, `{{` a brace."""
 
-    prompt: str = Field(description="Prompt text. It is not trained on.")
-    answer: str = Field(min_length=1, description="Answer text. It is trained on, with data.eos after it.")
-    remove: str | None = Field(
+    prompt: Text = Field(description="Prompt text. It is not trained on.")
+    answer: Text = Field(min_length=1, description="Answer text. It is trained on, with data.eos after it.")
+    remove: Text | None = Field(
         description="Regular expression of text to remove from both, e.g. <<.*?>>. null: nothing."
     )
 

@@ -92,6 +92,8 @@ GRPO_LOSSES = (
 )
 OFFLINE_LOSSES = ("sft", "dpo")
 """Losses that learn from responses of the data set; nothing is sampled for them."""
+REJECTED = "rejected"
+"""Column with the response that dpo learns to avoid."""
 REWARDS = ("answer_match", "answer_match_lenient", "boxed", "boxed_lenient", "boxed_strict", "format", "length")
 
 
@@ -197,6 +199,10 @@ class GrpoLoop(Strict):
     )
     overlong_buffer_fraction: float = Field(
         gt=0, le=1, description="Share of max_new_tokens, at its end, over which the penalty grows from 0 to 1."
+    )
+    filter_overlong_solutions: bool = Field(
+        description="Leave worked responses of more than max_new_tokens out of sft, dpo and the warm start, and count "
+        "them. false: one ends the run. None is cut."
     )
     rewards: dict[Annotated[str, AfterValidator(_known_reward)], float] = Field(
         min_length=1,
@@ -314,6 +320,12 @@ class GrpoLoop(Strict):
     def scores_reference(self) -> bool:
         """Whether the loss needs log-probabilities under the reference, or the teacher."""
         return self.kl_coef > 0 or self.teacher is not None
+
+    @property
+    def solution_phases(self) -> tuple[str, ...]:
+        """The phases, of rollout and warm_start, that learn from worked responses of the data."""
+        warm = ("warm_start",) if self.warm_start_steps else ()
+        return ("rollout", *warm) if self.loss_type in OFFLINE_LOSSES else warm
 
     @property
     def token_temperature(self) -> float:

@@ -1,7 +1,9 @@
 """Absent files and objects are named with what is there instead, and so are columns that the first row lacks."""
 
+import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,6 +245,147 @@ def test_a_column_that_holds_no_text_is_named(rows: Path) -> None:
                 assert [text.rpartition(f"has no text in column {column!r}, but ")[2] for text in found] == (
                     expected * (2 if numbers else 1)
                 )
+
+
+WORKED = {"question": "2+2?", "answer": "4", "worked": "2+2 is 4.", "rejected": "It is 5."}
+OWN = ("data.answer_mark=null", "data.solution_column=worked")
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "said"),
+    [
+        ({}, ("loop=sft",), []),
+        ({}, ("loop.max_new_tokens=2",), []),  # nothing learns from worked responses
+        ({}, ("loop=sft", "loop.max_new_tokens=11"), []),
+        (
+            {},
+            ("loop=sft", "loop.max_new_tokens=10"),
+            ["error loop.max_new_tokens: the worked response of the first row"],
+        ),
+        ({}, ("loop.warm_start_steps=5", "loop.max_new_tokens=10"), ["error loop.max_new_tokens: the worked response"]),
+        (
+            {},
+            ("loop=sft", "loop.max_new_tokens=10", "loop.filter_overlong_solutions=true"),
+            ["warning loop.max_new_tokens: the worked response"],
+        ),
+        (
+            {"rejected": "x" * 90},
+            ("loop=dpo",),
+            ["error loop.max_new_tokens: the rejected response of the first row of FILE has 92 tokens with its end, "],
+        ),
+        ({"rejected": "2+2 is 4."}, ("loop=dpo",), ["error data.path: the first row of FILE is no pair: its solution"]),
+        (
+            {"rejected": ["no"]},
+            ("loop=dpo",),
+            ["error loop.loss_type: the first row of FILE has no text in column 'rej"],
+        ),
+        (
+            {"question": "x" * 60},
+            (),
+            ["warning loop.max_prompt_length: the first row of FILE is left out: its prompt has"],
+        ),
+        (
+            {"answer": float("nan")},
+            (),
+            2 * ["error data.answer_column: the first row of FILE has no text in column 'answer'"],
+        ),
+        ({"answer": " "}, (), 2 * ["error data.answer_column: the first row of FILE has no answer in column 'answer'"]),
+        (
+            {"worked": None},
+            (),
+            2 * ["error data.solution_column: the first row of FILE has no text in column 'worked', bu"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_what_the_trainer_leaves_out_or_refuses_is_said_of_the_first_row(
+    rows: Path, row: dict[str, Any], words: tuple[str, ...], said: list[str], suffix: str
+) -> None:
+    file = rows / f"a.{suffix}"
+    if suffix == "parquet":
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pa.Table.from_pylist([WORKED | row]), file)
+    else:
+        file.write_text(f"\n{json.dumps(WORKED | row)}\n")
+    loop = next((word for word in words if word.startswith("loop=")), "loop=grpo")
+    paths = [f"data.{name}=assets://mine/a.{suffix}" for name in ("path", "eval_path")]
+    own = [word for word in (*QUESTIONS, *OWN, *paths, *words) if not word.startswith("loop=")]
+    found = first_rows_have_the_columns(config(loop, *own, f"+assets.datasets.mine.path={rows}"))
+    lines = [f"{f.severity} {f}".replace(str(file), "FILE") for f in found]
+    assert [line[: len(start)] for line, start in zip(lines, said, strict=True)] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("data.long_documents=skip",),
+            "warning data.long_documents: the first row of FILE is left out: it has 40 tokens",
+        ),
+        (
+            ("data.long_documents=error",),
+            "error data.long_documents: the first row of FILE is refused: it has 40 tokens",
+        ),
+        (("data.long_documents=split",), ""),
+        (("data.long_documents=skip", "data.packing=stream"), ""),
+        (("data.long_documents=skip", "loop.seq_len=64", "loop.total_batch_tokens=4096"), ""),
+        (
+            (
+                "data.long_documents=skip",
+                "data.text_column=null",
+                "+data.template={prompt: '{text}!', answer: '{text}', remove: null}",
+                "data.eos='<eos>'",
+            ),
+            "warning data.long_documents: the first row of FILE is left out: it has 81 tokens",
+        ),
+    ],
+)
+def test_a_first_document_that_is_too_long_is_told(rows: Path, words: tuple[str, ...], said: str) -> None:
+    (rows / "a.jsonl").write_text(json.dumps({"text": "x" * 40}) + "\n")
+    own = (*LINES, "data.packing=documents", "loop.seq_len=32", "loop.total_batch_tokens=4096", *words)
+    found = first_rows_have_the_columns(config(*own, f"+assets.datasets.mine.path={rows}"))
+    lines = [f"{f.severity} {f}".replace(str(rows / "a.jsonl"), "FILE") for f in found]
+    assert [line[: len(said)] for line in lines] == ([said] if said else [])
+
+
+def test_tokens_are_counted_by_a_tokenizer_that_is_here(rows: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    made = library.Tokenizer(library.models.WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.save(str(rows / "tokenizer.json"))
+    row = WORKED | {"worked": "x " * 40}
+    (rows / "a.jsonl").write_text(json.dumps(row) + "\n")
+    paths = [f"data.{name}=assets://mine/a.jsonl" for name in ("path", "eval_path")]
+    sft = (*QUESTIONS[:2], "loop=sft", *QUESTIONS[3:], *OWN, *paths, "data.tokenizer=assets://mine/tokenizer.json")
+    assert issues(rows, *sft, "loop.max_new_tokens=41") == []
+    [found] = issues(rows, *sft, "loop.max_new_tokens=40")
+    assert "has 41 tokens with its end, and 40 fit; raise it, or set loop.filter_overlong_solutions=true" in found
+    assert issues(rows, *sft[:-1], "data.tokenizer=gs://b/tokenizer.json", "loop.max_new_tokens=40") == []
+
+
+@pytest.mark.parametrize("loop", ["lm", "grpo"])
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (gzip.compress(b"{}"), "is compressed by gzip: unpack it with gunzip"),
+        (b"\x28\xb5\x2f\xfd\x04", "is compressed by Zstandard: unpack it with unzstd"),
+        (b"PK\x03\x04\x14", "is a zip archive: unpack it with unzip"),
+        (b"PAR1\x15\x04", "is Parquet: read it with data=parquet"),
+    ],
+)
+def test_compressed_data_are_named_whichever_file_they_are(rows: Path, loop: str, head: bytes, said: str) -> None:
+    (rows / "a.jsonl").write_text('{"text": "x", "question": "a", "answer": "#### 4"}\n')
+    (rows / "b.jsonl").write_bytes(head)
+    paths = ["data.path=assets://mine/*.jsonl"] + ["data.eval_path=assets://mine/a.jsonl"] * (loop == "grpo")
+    words = (*QUESTIONS, *paths) if loop == "grpo" else (*LINES[:4], "data=jsonl", *paths)
+    assert issues(rows, *words, "data.on_bad_line=skip") == [
+        f"data.path: {rows}/b.jsonl {said}" + (", or let its name end in .parquet" if "Parquet" in said else "")
+    ]
+    if loop == "lm":
+        text = ("data=text", "data.path=assets://mine/b.jsonl", "data.tokenizer=bytes")
+        assert issues(rows, *LINES[:4], *text)[0].startswith(f"data.path: {rows}/b.jsonl {said}")
+        elsewhere = issues(rows, *LINES[:4], "data=jsonl", "data.path='gs://b/*.jsonl.gz'")
+        assert elsewhere == ["data.path: gs://b/*.jsonl.gz: compressed data are not read; unpack them"]
 
 
 def test_files_elsewhere_are_left_to_the_trainer(rows: Path) -> None:

@@ -32,6 +32,7 @@ SHORT = [
     "loop.prompts_per_step=8",
     "loop.eval_prompts=32",
     "loop.max_new_tokens=16",
+    "loop.filter_overlong_solutions=true",
     "checkpoint.save_interval=3",
     "cloud.operation_seconds=0",
     "logging.log_interval=1",

@@ -22,6 +22,7 @@ SHORT = [
     "loop.eval_prompts=32",
     "loop.test_prompts=8",
     "loop.max_new_tokens=16",
+    "loop.filter_overlong_solutions=true",
     "checkpoint.save_interval=2",
     "logging.log_interval=1",
 ]

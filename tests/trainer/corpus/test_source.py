@@ -14,10 +14,10 @@ from conf.schema.training.data import JsonlData
 from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import deep
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
-from trainer.corpus import files, source
+from trainer.corpus import files, rows, source
 from trainer.corpus.parquet import ParquetSource
-from trainer.data import batches, gsm8k
-from trainer.data.gsm8k import read_rows
+from trainer.corpus.rows import read_rows
+from trainer.data import batches
 from trainer.distributed.mesh import Batch
 
 LOOP = lm_loop(8, 32)
@@ -112,14 +112,18 @@ def test_bad_parquet(tmp_path, texts, keys, words):
         first_batch(data)
 
 
-def test_a_corrupt_row_group_and_bytes_that_are_no_text_are_named_and_a_missing_text_is_an_empty_one(tmp_path):
+def test_a_corrupt_row_group_bytes_that_are_no_text_and_missing_texts_are_named_or_skipped(tmp_path):
     path = tmp_path / "a.parquet"
     data = write_parquet(path, ["x", None, "y"], 3, streams=1)
-    assert set(first_batch(data)["tokens"].flat) == {257, ord("x"), ord("y")}
+    with pytest.raises(
+        RunFileError, match=r"^data\.text_column: .*row group 0, row 1 has no text in column 'text', but null"
+    ):
+        first_batch(data)
+    skipping = data.model_copy(update={"on_bad_line": "skip"})
+    assert set(first_batch(skipping)["tokens"].flat) == {257, ord("x"), ord("y")}
     parquet.write_table(pa.table({"text": pa.array([b"ok", b"\xff\xfe"]).view(pa.string())}), path)
     with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, contains text that is not"):
         first_batch(data)
-    skipping = data.model_copy(update={"on_bad_line": "skip"})
     assert set(first_batch(skipping)["tokens"].flat) == {257, ord("o"), ord("k")}
     write_parquet(path, make_documents(200), 100)
     path.write_bytes(path.read_bytes()[:4] + b"\xee" * 1996 + path.read_bytes()[2000:])
@@ -222,12 +226,12 @@ class TestHostileFiles:
     @pytest.mark.parametrize("store_schema", [True, False])
     def test_a_parquet_file_that_swells_is_refused(self, tmp_path, monkeypatch, store_schema):
         """A dictionary of one text, and many rows that name it."""
-        rows = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 10_000]))
+        texts = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 10_000]))
         path = tmp_path / "a.parquet"
-        parquet.write_table(pa.table({"text": rows}), path, store_schema=store_schema)
+        parquet.write_table(pa.table({"text": texts}), path, store_schema=store_schema)
         assert path.stat().st_size < 10_000
         monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 2**22)
-        monkeypatch.setattr(gsm8k, "MAX_FILE_BYTES", 2**22)
+        monkeypatch.setattr(rows, "MAX_FILE_BYTES", 2**22)
         if store_schema:  # stays a dictionary in memory
             group = ParquetSource([str(path)], ("text",), "data.path", "data.text_column").read(0)
             assert group.take([19_999]) == [{"text": "x" * 10_000}]
@@ -241,7 +245,7 @@ class TestHostileFiles:
     def test_a_document_without_end_is_refused(self, tmp_path, monkeypatch, separator):
         monkeypatch.setattr(source, "GROUP_BYTES", 2**10)
         monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 2**12)
-        monkeypatch.setattr(gsm8k, "MAX_ROW_BYTES", 2**12)
+        monkeypatch.setattr(rows, "MAX_ROW_BYTES", 2**12)
         (tmp_path / "a").write_bytes(b"x" * 2**14)
         found = source.ByteRangeSource(
             [str(tmp_path / "a")], (separator or "").encode(), source.text_parser("text"), "data.path"

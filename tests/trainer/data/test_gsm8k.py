@@ -3,13 +3,14 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from conf.schema.training.data import ArithmeticData, Gsm8kData
+from conf.schema.training.data import ArithmeticData, CustomQuestions, Gsm8kData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
@@ -18,7 +19,9 @@ from trainer.data.gsm8k import EpochOrder, read_problems
 from trainer.data.prompting import Draw, Problem, Question
 from trainer.data.questions import ArithmeticProblems, QuestionSet
 from trainer.rewards.functions import answer_match
+from trainer.tokenizer import loading
 
+GEMMA = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 GSM8K = Gsm8kData(**load_group("data/gsm8k"))
 PUBLISHED = SHARED / "data" / "gsm8k" / "test.jsonl"
 
@@ -36,11 +39,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def asked(file: Path, seed: int, max_prompt_length: int, **changes) -> QuestionSet:
+def asked(file: Path, seed: int, max_prompt_length: int, loop: dict[str, Any] | None = None, **changes) -> QuestionSet:
     paths = {"path": str(file), "eval_path": str(file), "validation_path": str(file)}
     data = Gsm8kData(**load_group("data/gsm8k") | paths | changes)
-    loop = {"max_prompt_length": max_prompt_length, "eval_prompts": 2}
-    return QuestionSet(data, GrpoLoop(**load_group("loop/grpo") | loop), seed)
+    own = {"max_prompt_length": max_prompt_length, "eval_prompts": 2, "group_size": 2} | (loop or {})
+    return QuestionSet(data, GrpoLoop(**load_group("loop/grpo") | own), seed)
 
 
 def answers(questions: list[Question]) -> list[str]:
@@ -68,7 +71,7 @@ def test_rows_become_problems(file: Path) -> None:
 
 def test_long_questions_are_left_out_and_counted(file: Path) -> None:
     data = asked(file, seed=0, max_prompt_length=64)
-    assert data.num_too_long == 2
+    assert data.left_out == {"questions_left_out": 2}
     assert set(answers(data.train(rollout(0), 50))) == {"4", "3"}
     assert data.train(rollout(0), 5) == data.train(rollout(0), 5)
     assert sorted(answers(data.validation(2))) == sorted(answers(data.test(2))) == ["3", "4"]
@@ -117,6 +120,11 @@ def test_questions_of_evaluations_are_taken_out_of_training_unless_a_file_has_th
         (b'{"question": "a"}', "answer_column", "has no column 'answer'; it has 'question'"),
         (b'{"question": ["a"], "answer": "#### 4"}', "question_column", "has no text in column 'question'"),
         (b'{"question": null, "answer": "#### 4"}', "question_column", "has no text"),
+        (b'{"question": "a", "answer": NaN}', "answer_column", "has no text in column 'answer', but NaN"),
+        (b'{"question": "a", "answer": -Infinity}', "answer_column", "has no text in column 'answer', but -Infinity"),
+        (b'{"question": 1e999, "answer": "#### 4"}', "question_column", "has no text in column 'question', but Inf"),
+        (b'{"question": "a", "answer": null}', "answer_column", "has no text in column 'answer', but null"),
+        (b'{"question": "a", "answer": ["4"]}', "answer_column", "has no text in column 'answer'"),
         (b'{"question": "a", "answer": "no mark"}', "answer_mark", "has no '#### '"),
         (b'{"question": "a", "answer": 4}', "answer_mark", "has no '#### '"),
         (b'{"question": "a", "answer": "nothing after #### "}', "path", "has no answer"),
@@ -176,11 +184,142 @@ def test_columns_and_the_answers_mark_are_mapped(tmp_path: Path) -> None:
     path.write_text(json.dumps(row) + "\n")
     own = {"question_column": "problem", "answer_column": "final", "answer_mark": None, "solution_column": "worked"}
     mapped = GSM8K.model_copy(update=own)
-    assert read_problems(mapped, str(path), "data.path")[0] == [Problem("Two and two?", "4", row["worked"], row)]
+    place = f"{path}, line 1"
+    expected = Problem("Two and two?", "4", row["worked"], row, place=place)
+    assert read_problems(mapped, str(path), "data.path")[0] == [expected]
     unworked = mapped.model_copy(update={"solution_column": None})
     assert read_problems(unworked, str(path), "data.path")[0][0].solution == "#### 4"
     marked = mapped.model_copy(update={"answer_column": "worked", "answer_mark": "so ", "solution_column": None})
     assert read_problems(marked, str(path), "data.path")[0][0].answer == "\\boxed{4}"
+
+
+def test_missing_values_of_parquet_are_bad_rows(tmp_path: Path) -> None:
+    own = {"answer_column": "final", "answer_mark": None, "solution_column": "worked"}
+    right = {"question": "1+1?", "final": 2.0, "worked": "It is 2."}
+    missing = [("question", None), ("final", None), ("final", float("nan")), ("worked", None), ("worked", " ")]
+    for name, value in missing:
+        parquet.write_table(pa.Table.from_pylist([right, right | {name: value}, right]), tmp_path / "a.parquet")
+        cfg = GSM8K.model_copy(update=own)
+        with pytest.raises(RunFileError, match=rf"a\.parquet, row 2 has no (text|solution) in column '{name}'"):
+            read_problems(cfg, str(tmp_path / "a.parquet"), "data.path")
+        problems, bad = read_problems(cfg.model_copy(update={"on_bad_line": "skip"}), str(tmp_path / "a.parquet"), "k")
+        assert ([problem.answer for problem in problems], len(bad)) == (["2.0", "2.0"], 1)
+
+
+LEARNS = {
+    "sft": {"loss_type": "sft"},
+    "warm start": {"warm_start_steps": 1},
+    "dpo": {"loss_type": "dpo", "kl_coef": 0.1},
+}
+
+
+def worked_rows(tmp_path: Path, lengths: list[int], rejected: str = "no", bad: str = "") -> Path:
+    """Worked responses of so many tokens: a blank, the text, and the end."""
+    rows = [{"question": f"{i}?", "answer": f"#### {i}", "worked": "y" * (n - 2)} for i, n in enumerate(lengths)]
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(row | {"rejected": bad if bad and i == 1 else rejected}) for i, row in enumerate(rows)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def drawn(questions: QuestionSet, phase: str, count: int) -> list[Question]:
+    return questions.train(Draw("warm_start" if phase == "warm start" else "rollout", 0), count)
+
+
+@pytest.mark.parametrize("phase", LEARNS)
+@pytest.mark.parametrize(("lengths", "left_out"), [([16, 9, 16], 0), ([17, 9, 16], 1), ([9, 108, 9, 300, 16], 2)])
+def test_no_worked_response_is_cut(tmp_path: Path, phase: str, lengths: list[int], left_out: int) -> None:
+    path, loop = worked_rows(tmp_path, lengths), LEARNS[phase] | {"max_new_tokens": 16}
+    keys: dict[str, Any] = {"solution_column": "worked", "validation_path": str(path)}
+    if left_out:
+        first = next(i for i, length in enumerate(lengths) if length > 16)
+        told = rf"^loop\.max_new_tokens: {left_out} of {len(lengths)} worked responses have more than 16 tokens; the "
+        told += (
+            rf"first, {path}, line {first + 1}, has {lengths[first]}, the longest {max(lengths)}; raise it, or leave"
+        )
+        with pytest.raises(RunFileError, match=told):
+            asked(path, 0, 100, loop, **keys)
+    found = asked(path, 0, 100, loop | {"filter_overlong_solutions": True}, **keys)
+    assert found.left_out == ({"solutions_left_out": left_out} if left_out else {})
+    kept = [str(i) for i, length in enumerate(lengths) if length <= 16]
+    assert sorted(answers(drawn(found, phase, len(kept)))) == kept
+    assert all(len(each.solution_tokens) <= 16 for each in drawn(found, phase, 20))
+    if phase == "warm start":  # rollouts need no worked response
+        assert sorted(answers(drawn(found, "rollout", len(lengths)))) == [str(i) for i in range(len(lengths))]
+    assert len(found.test(None)) == len(lengths)
+    assert asked(path, 0, 100, {"max_new_tokens": 16}, **keys).left_out == {}  # nothing learns from them
+
+
+def test_where_no_worked_response_fits_none_can_be_left_out(tmp_path: Path) -> None:
+    path = worked_rows(tmp_path, [20, 21])
+    loop = {"loss_type": "sft", "max_new_tokens": 16, "filter_overlong_solutions": True}
+    with pytest.raises(RunFileError, match=r"2 of 2 worked responses have more than 16 tokens; .* 21; raise it$"):
+        asked(path, 0, 100, loop, solution_column="worked")
+
+
+def test_generated_problems_whose_counting_does_not_fit_are_left_out() -> None:
+    data, loop = ArithmeticData(**load_group("data/arithmetic")), load_group("loop/grpo") | {"max_new_tokens": 16}
+    with pytest.raises(
+        RunFileError, match=r"^loop\.max_new_tokens: \d+ of \d+ worked responses .*, of \d [+-] [3-5], has"
+    ):
+        QuestionSet(data, GrpoLoop(**loop | {"warm_start_steps": 1}), 0)
+    found = QuestionSet(data, GrpoLoop(**loop | {"warm_start_steps": 1, "filter_overlong_solutions": True}), 0)
+    assert found.left_out["solutions_left_out"] > 0
+    assert max(len(each.solution_tokens) for each in drawn(found, "warm start", 200)) == 16
+    assert max(len(each.solution_tokens) for each in drawn(found, "rollout", 200)) == 31
+    with pytest.raises(RunFileError, match=r"loop\.loss_type: dpo reads the column 'rejected', which data=arithmetic"):
+        QuestionSet(data, GrpoLoop(**loop | {"group_size": 2} | LEARNS["dpo"]), 0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "keys", "message"),
+    [
+        ("yyyyy", {}, "is no pair: its solution and its 'rejected' are the same"),
+        ("#### 1", {"solution_column": None}, "is no pair"),  # GSM8K's own column is the solution
+        (" yyyyy\n", {"chat_template": "gemma", "bos": None}, "is no pair"),  # a chat has no blanks around a turn
+        ("n" * 40, {}, r"worked responses have more than 16 tokens; the first, .*, line 2, has 42"),
+    ],
+)
+def test_two_rows_that_become_equal_are_no_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, keys: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(loading.ByteTokenizer, "special_tokens", dict.fromkeys(GEMMA, 258), raising=False)
+    monkeypatch.setattr(loading.ByteTokenizer, "__init__", lambda self: None)
+    path, loop = worked_rows(tmp_path, [9, 7, 9, 8], bad=bad), LEARNS["dpo"] | {"max_new_tokens": 16}
+    keys = {"solution_column": "worked"} | keys
+    with pytest.raises(RunFileError, match=message):
+        asked(path, 0, 100, loop, **keys)
+    if "no pair" in message:
+        found = asked(path, 0, 100, loop, on_bad_line="skip", **keys)
+        assert found.left_out == {"bad_lines": 1}
+        assert re.search(f"{path}, line 2 {message}", found.bad_lines[0])
+        assert "1" not in answers(found.train(rollout(0), 3))
+        pairs = found.rejected(found.train(rollout(0), 3))
+        assert {len(pair.solution_tokens) for pair in pairs} <= {3, 4}
+
+
+def test_a_row_without_a_rejected_response_is_named_before_the_first_step(tmp_path: Path) -> None:
+    path = worked_rows(tmp_path, [9, 9])
+    for value in ("null", "NaN", "[]", None):
+        last = '{"question": "a", "answer": "#### 4", "worked": "x"' + (f', "rejected": {value}}}' if value else "}")
+        path.write_text(f"{path.read_text().splitlines()[0]}\n{last}\n")
+        told = r"^loop\.loss_type: .*, line 2 has no (text in )?column 'rejected'"
+        with pytest.raises(RunFileError, match=told):
+            asked(path, 0, 100, LEARNS["dpo"], solution_column="worked")
+
+
+def own_rows(path: str) -> list[dict[str, Any]]:
+    """Questions of a module of one's own."""
+    return [{"question": "1?", "answer": "1"}, {"question": "2?", "answer": 2, "solution": float(path)}]
+
+
+def test_rows_of_ones_own_function_are_held_to_the_same(tmp_path: Path) -> None:
+    group = load_group("data/questions") | {"source": f"{__name__}:own_rows", "eval_path": "2"}
+    for path, message in (("nan", "row 1 of nan has no text in column 'solution', but NaN"), ("2.5", "")):
+        data = CustomQuestions(**group | {"path": path, "validation_path": "2"})
+        loop = GrpoLoop(**load_group("loop/grpo") | {"loss_type": "sft", "max_new_tokens": 5, "eval_prompts": 2})
+        with pytest.raises(RunFileError, match=message or r"1 of 2 worked responses .*own_rows, row 0 of 2\.5, has 8,"):
+            QuestionSet(data, loop, 0)
 
 
 @pytest.mark.deep

@@ -197,7 +197,12 @@ def test_a_long_document_is_split_without_a_loss_left_out_or_refused_with_its_pl
     batch = batches.Dataset(other).validation_batches(lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
     targets = sorted(bytes(batch["targets"][batch["weights"] > 0].tolist()))
     assert targets == sorted((long + "short").encode())
-    made(data.model_copy(update={"long_documents": "skip"}), 1)
+    with opened(data.model_copy(update={"long_documents": "skip"})) as stream:
+        for _ in range(30):
+            next(stream)
+        [counts] = stream.left_out().values()
+    assert counts["documents_left_out"] > 0
+    assert counts["bad_lines"] == 0
     words = rf"{tmp_path}/a\.jsonl:2 has 201 tokens, more than loop\.seq_len \+ 1 = 33"
     assert caplog.text.count("and other such documents are skipped") == 1
     with pytest.raises(RunFileError, match=rf"^data\.long_documents: {words}; set split or skip"):
@@ -291,14 +296,14 @@ def test_skipped_lines_are_the_same_and_counted_on_any_number_of_workers_and_on_
         for _ in range(30):
             expected.append(next(whole))
             positions.append(json.loads(json.dumps(whole.position())))
-            counts.append(whole.num_bad_lines())
-    assert 4 <= sum(counts[-1].values()) <= 48  # of 12, those not held out, once per epoch
+            counts.append(whole.left_out())
+    assert 4 <= sum(count["bad_lines"] for count in counts[-1].values()) <= 48  # of 12, those not held out, per epoch
     for at in (0, 20):
         with opened(data) as resumed:
             resumed.restore(positions[at])
             for number in range(at + 1, 30):
                 same(next(resumed), expected[number])
-                assert resumed.num_bad_lines() == counts[number]
+                assert resumed.left_out() == counts[number]
 
 
 def test_bad_lines_end_the_run_unless_they_are_to_be_skipped(tmp_path):

@@ -204,6 +204,34 @@ def test_a_worked_response_takes_turns_at_the_stop_texts(pool: EnvironmentPool) 
     assert batch["mask"][0].nonzero()[0].tolist() == [i + 1 for i, own in enumerate(worked[0].by_model) if own]
 
 
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({"max_new_tokens": 16}, True),
+        ({"max_new_tokens": 15}, False),  # its end would be cut
+        ({"max_new_tokens": 9}, False),  # what the environment says the second time has no room
+        ({"environment": {"max_turns": 2}}, False),
+    ],
+)
+def test_a_worked_episode_that_does_not_fit_is_refused_or_counts_for_nothing(
+    pool: EnvironmentPool, changes: dict[str, Any], fits: bool
+) -> None:
+    asked = PROMPTING.encode([Problem("p", "", "a=bye=bye"), Problem("q", "", "bye")])
+    changes = changes | {"sampler": load_group("loop/grpo")["sampler"] | {"stop": ["="]}}
+    own = loop(**changes)
+    if not fits:
+        with pytest.raises(
+            RunFileError, match=r"^loop\.max_new_tokens: 1 of 2 worked responses, .*, as does '.*p'; raise"
+        ):
+            Episodes(own, pool, PROMPTING).worked(asked)
+        with pytest.raises(RunFileError, match="2 of 2 worked responses"):
+            Episodes(own.model_copy(update={"filter_overlong_solutions": True}), pool, PROMPTING).worked(asked[:1] * 2)
+    own = own.model_copy(update={"filter_overlong_solutions": True})
+    worked = Episodes(own, pool, PROMPTING).worked(asked)
+    assert [len(episode.tokens) for episode in worked] == [16 if fits else 0, 4]
+    assert supervised_batch(asked, own, worked)["mask"].sum(axis=1).tolist() == [10 if fits else 0, 4]
+
+
 def test_what_reset_says_follows_the_question_and_is_one_for_a_draw(pool: EnvironmentPool) -> None:
     episodes = Episodes(loop(), pool, PROMPTING)
     problems = [Problem("p", "1", "", {"opening": "?", "seeded": 1}), Problem("q", "2", "")]

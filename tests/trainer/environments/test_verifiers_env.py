@@ -163,6 +163,8 @@ def test_a_row_has_the_whole_row_of_the_data_set() -> None:
     assert json.loads(found[COLUMN]) == row
     assert "solution" not in found
     assert to_question({"prompt": "2*3?", "solution": "6"})["solution"] == "6"
+    for missing in ({}, {"answer": None}, {"answer": float("nan")}):
+        assert to_question({"prompt": "2*3?", **missing})["answer"] == ""
 
 
 def test_a_missing_library_or_module_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """CORE on fixed logits is what nanochat's own evaluator says: fixtures/core_nanochat.json, made by make_core.py."""
 
 import json
+import shutil
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,3 +63,12 @@ def test_the_bundle_may_be_an_archive_or_its_parent(bundle: Path) -> None:
     )
     assert of_archive == of_parent
     assert len(of_archive["/plain"]) == 4
+
+
+def test_a_line_that_is_no_json_is_named_and_a_blank_one_is_no_example(bundle: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(bundle, tmp_path / "eval_bundle")
+    file = sorted((folder / "eval_data").rglob("*.jsonl"))[0]
+    file.write_text(f"\n{file.read_text()}\n \noops\n")
+    line = len(file.read_text().split("\n")) - 1
+    with pytest.raises(ValueError, match=rf"^eval_data/.*{file.name}, line {line} is not JSON"):
+        core.core(FixedModel(), path=str(folder), max_per_task=1)

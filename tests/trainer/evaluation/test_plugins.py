@@ -26,7 +26,7 @@ class FakeModel:
     """A model that every process computes by adding up."""
 
     def load(self, step: int, params: Any, between: Callable[[], None]) -> Calls:
-        self.step, self._between = step, between
+        self.step, self._between, self.num_truncated = step, between, 0
         self._calls = Calls({"add": self._add})
         return self._calls
 
@@ -110,6 +110,17 @@ def test_lists_have_an_interval_and_what_is_no_number_is_a_problem() -> None:
     ]
     assert metric_values("e", None) == ({}, ["must return numbers by name, not None"])
     assert metric_values("e", {}) == ({}, ["returned no numbers"])
+
+
+def test_texts_of_which_the_model_has_read_only_the_end_are_counted(mine: ModuleType, log: MetricsLogger) -> None:
+    def reads(model: FakeModel) -> dict[str, float]:
+        model.num_truncated += model.step - 2
+        return {"loss": 1.0}
+
+    mine.reads = reads
+    own = plugins(log, x={"run": "mine:reads"})
+    found = [own.run(step, step, {}) for step in (2, 4)]
+    assert found == [{"eval_x_loss": 1.0}, {"eval_x_loss": 1.0, "eval_x_texts_truncated": 2.0}]
 
 
 def test_a_failure_is_an_alert_until_it_works_again(mine: ModuleType, log: MetricsLogger, capfd: Any) -> None:

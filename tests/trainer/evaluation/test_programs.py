@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_yaml
 from tests.paths import ROOT
 from tests.trainer.evaluation.test_harness import ByteModel
@@ -49,6 +50,22 @@ def test_programs_compile_and_pass_as_they_should_if_their_compiler_is_there(tmp
     for how in ({"compile": ["g--"]}, {"command": ["g--"]}):
         with pytest.raises(FileNotFoundError, match=r"^g-- is not installed on this worker; program\.setup"):
             programs.code(author, path=str(file), **how)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "x"', "is not JSON"),
+        ("[1]", "is not an object"),
+        ('{"prompt": "x"}', "has no text under 'test'"),
+        ('{"prompt": null, "test": "x"}', "has no text under 'prompt'"),
+    ],
+)
+def test_a_line_that_is_no_problem_is_named(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(f'{{"prompt": "x", "test": "y"}}\n\n{line}\n')
+    with pytest.raises(RunFileError, match=rf"^path: {file}, line 3 {message}"):
+        programs.code(Author([]), path=str(file))  # pyright: ignore[reportArgumentType]
 
 
 def run(text: str, seconds: float = 60.0) -> float:

@@ -158,6 +158,9 @@ def test_both_phases_are_told_and_summed_up(whole: WholeRun) -> None:
     summary = json.loads((whole.local / "summary.json").read_text())
     assert summary.keys() >= {"accuracy_before", "accuracy_after", "eval_prompts", "steps"}
     assert (summary["eval_prompts"], summary["warm_start_steps"], summary["steps"]) == (16, 3, 4)
+    left_out = summary["solutions_left_out"]
+    assert {line["solutions_left_out"] for line in lines if "loss" in line} == {left_out}
+    assert f"{left_out} worked responses are not trained on: longer than loop.max_new_tokens" in told
     tests = [line for line in lines if line["phase"] == "test"]
     assert [line["step"] for line in tests] == [3, 7]
     for line, when in zip(tests, ("before", "after"), strict=True):

@@ -100,6 +100,18 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_name(lm_run, tmp_path):
 COMPILES = "/jax/core/compile/backend_compile_duration"
 
 
+@pytest.mark.deep
+def test_what_the_data_leave_out_is_counted_in_the_summary(lm_run, tmp_path):
+    lines = [json.dumps({"text": "x" * (100 if i % 3 else 10)}) for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "oops", *lines, "[1]"]))
+    data = load_group("data/jsonl") | {"path": str(tmp_path / "a.jsonl"), "packing": "documents", "eval_fraction": 0.2}
+    data |= {"long_documents": "skip", "on_bad_line": "skip", "tokenizer": "bytes", "streams": 2}
+    train(lm_run | {"data": data, "model": lm_run["model"] | {"vocab_size": 260}}, tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["documents_left_out"] > 50
+    assert summary["bad_lines"] >= 1
+
+
 def test_it_learns_and_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
     """60 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
     samples = lm_run["loop"]["text_samples"] | {"interval": 24, "prompts": ["1 and ", "7"], "max_new_tokens": 6}

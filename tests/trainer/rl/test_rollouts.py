@@ -243,17 +243,18 @@ def test_a_draw_can_be_ended(checks) -> None:
         drawn(checks, ["2", "2", "5", "5"], between=end)
 
 
-def test_worked_responses_are_cut_where_drawn_ones_would_be() -> None:
-    questions = PROMPTING.encode([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")])
+def test_worked_responses_are_trained_on_to_their_end() -> None:
+    questions = PROMPTING.encode([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it: 5")])
     batch = programs.supervised_batch(questions, LOOP)
     assert batch["mask"].sum(axis=1).tolist() == [2, 6]
+    assert batch["tokens"][1, : len("?2+3=it: 5?")].tolist() == [BOS_ID, *b"2+3=it: 5", EOS_ID]
     assert batch["tokens"][0].tolist() == [BOS_ID, *b"1+1=2", EOS_ID, *[programs.PAD_ID] * 7]
     assert batch["mask"][0].nonzero()[0].tolist() == [4, 5]  # the positions before the response's tokens
 
 
 def test_the_position_is_what_its_golden_file_says() -> None:
     body = golden("grpo_position")
-    progress = Progress("grpo", 3, 2, 0.1, 0.2, {"test_pass_at_1": 0.25})
+    progress = Progress("grpo", 3, 2, 5, 0.1, 0.2, {"test_pass_at_1": 0.25})
     assert asdict(progress) == body["position"]
     assert Progress(**body["position"]) == progress
     assert MetricAverages(2, {"loss": 3.0}).to_json() == body["window"]
