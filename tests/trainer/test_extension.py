@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema.training.data import CustomDocuments, CustomQuestions
+from conf.schema.training.data import ArithmeticData, CustomDocuments, CustomQuestions
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFile, RunFileError
@@ -17,6 +17,7 @@ from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.lives import changed, lines_of, train
 from trainer import extension
+from trainer.data.prompting import Problem, PromptEncoder
 from trainer.data.questions import QuestionSet
 from trainer.data.streams import open_source
 from trainer.environments.pool import EnvironmentPool
@@ -121,6 +122,8 @@ def test_what_a_module_returns_is_checked(modules: Path) -> None:
     (modules / "my_wrong.py").write_text(
         "def rows(path): return [{'question': 'a', 'answer': None}]\n"
         "def none(path): return []\n"
+        "def nothing(path): pass\n"
+        "def worded(question): return [question]\n"
         "def texts(path): return (text for text in 'abc')\n"
         "def numbers(path): return [1, 2, 3]\n"
         "class Empty: pass\n"
@@ -130,6 +133,11 @@ def test_what_a_module_returns_is_checked(modules: Path) -> None:
         data = CustomQuestions(**load_group("data/questions") | {"source": f"my_wrong:{name}"})
         QuestionSet(data, GrpoLoop(**load_group("loop/grpo")), seed=0)
 
+    def prompts(name: str) -> None:
+        group = load_group("data/arithmetic")
+        wording = group["prompt"] | {"formatter": f"my_wrong:{name}"}
+        PromptEncoder(ArithmeticData(**group | {"prompt": wording})).encode([Problem("a", "", "")])
+
     def documents(name: str) -> None:
         data = CustomDocuments(**load_group("data/documents") | {"source": f"my_wrong:{name}"})
         open_source(data, data.path, "data.path").read(0).take([0])
@@ -137,6 +145,8 @@ def test_what_a_module_returns_is_checked(modules: Path) -> None:
     for call, name, message in (
         (questions, "rows", r"data\.source: my_wrong:rows, row 0 of train has no text in column 'answer', but null"),
         (questions, "none", r"data\.path: my_wrong:none has no question for train"),
+        (questions, "nothing", r"data\.source: my_wrong:nothing must return rows, not None"),
+        (prompts, "worded", r"data\.prompt\.formatter: my_wrong:worded must return text, not \['a'\]"),
         (documents, "texts", r"data\.source: my_wrong:texts must return a sequence, with len and indexing, not gen"),
         (documents, "none", r"data\.source: my_wrong:none has no text for data\.path=train"),
         (documents, "numbers", r"data\.source: my_wrong:numbers\[0\] is no text, but int"),

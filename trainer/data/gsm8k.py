@@ -6,7 +6,7 @@ which is the reference; the worked response omits calculator annotations such as
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,6 +238,8 @@ def called_problems(
     has_pairs: as of `read_problems`. Raises RunFileError naming the function and the row.
     """
     rows = load_extension("questions", cfg.source, "data.source", cfg.options)(path)
+    if not isinstance(rows, Iterable):
+        raise RunFileError(f"data.source: {cfg.source} must return rows, not {rows!r:.80}")
     named = (Row(f"{cfg.source}, row {number} of {path}", row) for number, row in enumerate(rows))
     problems, bad = _collect(cfg, named, "data.source", _own_problem, has_pairs)
     if not problems and not bad:

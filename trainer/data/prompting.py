@@ -125,9 +125,12 @@ def render(pieces: Sequence[PromptPart]) -> str:
 
 
 def _format_question(prompt: Prompt, question: str) -> str:
-    if prompt.formatter is not None:
-        return load_extension("prompt", prompt.formatter, "data.prompt.formatter")(question)
-    return prompt.question.format(question=question)
+    if prompt.formatter is None:
+        return prompt.question.format(question=question)
+    text = load_extension("prompt", prompt.formatter, "data.prompt.formatter")(question)
+    if not isinstance(text, str):
+        raise RunFileError(f"data.prompt.formatter: {prompt.formatter} must return text, not {text!r:.80}")
+    return text
 
 
 def _role_prefix(form: ChatTemplate, role: str) -> tuple[PromptPart, ...]:

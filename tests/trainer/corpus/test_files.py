@@ -121,7 +121,9 @@ def lines_of(path: str) -> list[str]:
 def questions(kind: type[Gsm8kData | CustomQuestions], group: str, **changes: Any) -> Callable[[str], Any]:
     def read(address: str) -> Any:
         data = kind(**load_group(f"data/{group}") | {"path": address, "eval_path": address} | changes)
-        return (read_problems if isinstance(data, Gsm8kData) else called_problems)(data, address, "data.path")  # pyright: ignore[reportArgumentType]
+        rows_of = read_problems if isinstance(data, Gsm8kData) else called_problems
+        problems, _ = rows_of(data, address, "data.path")  # pyright: ignore[reportArgumentType]
+        return [problem._replace(place="") for problem in problems]
 
     return read
 

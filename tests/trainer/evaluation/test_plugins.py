@@ -10,16 +10,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from tests.trainer.lives import SharedPrograms, lines_of, train
 from trainer.distributed import runtime
 from trainer.distributed.preemption import PreemptedError
+from trainer.evaluation.model import TextModel
 from trainer.evaluation.plugins import Calls, EvaluationPlugins, metric_values
 from trainer.telemetry.metrics import MetricsLogger
+from trainer.tokenizer.loading import BOS_ID, EOS_ID, ByteTokenizer
 
 
 class FakeModel:
@@ -121,6 +125,25 @@ def test_texts_of_which_the_model_has_read_only_the_end_are_counted(mine: Module
     own = plugins(log, x={"run": "mine:reads"})
     found = [own.run(step, step, {}) for step in (2, 4)]
     assert found == [{"eval_x_loss": 1.0}, {"eval_x_loss": 1.0, "eval_x_texts_truncated": 2.0}]
+
+
+def test_a_model_counts_the_texts_of_which_it_reads_the_end(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = tiny.model_copy(update={"max_seq_len": 8})
+    model = TextModel(cfg, make_mesh(1, 1, 1), ByteTokenizer(), [BOS_ID], [EOS_ID])
+    calls = model.load(0, {}, lambda: None)
+
+    def call(name: str, *, batch: list[list[int]], **_: Any) -> Any:
+        zeros = np.zeros((len(batch), 8), np.float32)
+        return [[ord("x")] for _ in batch] if name == "generate" else (zeros, zeros > 0)
+
+    monkeypatch.setattr(calls, "call", call)
+    scored = model.score([[1] * 8, [1] * 9, [1] * 12])
+    assert [int(np.isnan(logprobs).sum()) for logprobs, _ in scored] == [0, 1, 4]
+    assert model.num_truncated == 2
+    assert model.generate([[1] * 5, [1] * 6, []], 3) == ["x"] * 3
+    assert model.num_truncated == 3
+    model.load(1, {}, lambda: None)
+    assert model.num_truncated == 0
 
 
 def test_a_failure_is_an_alert_until_it_works_again(mine: ModuleType, log: MetricsLogger, capfd: Any) -> None:
