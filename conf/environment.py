@@ -3,8 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+ROLES, TOOLS = ("system", "user", "assistant"), "tools"
 Messages = Sequence[tuple[str, str]]
-"""Turns of a chat, each a role (system, user or assistant) and a text."""
+"""Turns of a chat, each a role and a text.
+
+The first one may have the role `tools` and a JSON list of functions as in OpenAI's chat completions, which the policy
+may call in the words of Hermes and Qwen.
+"""
 
 
 class Environment(Protocol):

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from conf.chat_template import ChatMessage
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data.prompting import ChatMessage
 from trainer.extension import add_modules
 from trainer.policy.policy import Policy, Sampling, add_arguments, load_policy
 
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _manner(policy: Policy) -> str:
-    if policy.prompts.form is not None:
-        return "a conversation with the run's chat template"
+    if policy.prompts.chat is not None:
+        return f"a conversation with the {'run' if policy.experiment else 'model'}'s chat template"
     if policy.prompts.has_wording:
         return "each line is a question of its own, worded as in the run's training"
     return "plain text: the model continues each line"
@@ -58,7 +58,7 @@ def _converse(policy: Policy, sampling: Sampling) -> None:
             turns.clear()
         if not line or line == "/reset":
             continue
-        if prompts.form is not None:
+        if prompts.chat is not None:
             turns.append(ChatMessage("user", line))
             tokens = prompts.encode_chat(turns)
         else:

@@ -3,27 +3,32 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.config_json import UnknownArchitectureError, model_from_config
 from conf.schema.assets import SourceAddress, parse_source
 from conf.schema.config import ConfigProblem
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, family_switches
 
+if TYPE_CHECKING:
+    from conf.chat_template import TokenizerFiles
+
 HUB = "hf://"
 PUBLIC_HUB = "https://huggingface.co"
 WEIGHTS_KEY = "model.weights"
 MISSING_TOKENIZER = "bytes"
 """The value of data.tokenizer in the data sources, which no published model has."""
-CHAT_MARKS = {"qwen": "<|im_start|>", "gemma": "<start_of_turn>", "llama3": "<|start_header_id|>"}
-"""What a template of each of our chats writes."""
 TIMEOUT_SECONDS = 10
 
 
 class HubFileError(ValueError):
     """A small file of a repository cannot be read now."""
+
+
+class HubFileAbsentError(HubFileError):
+    """A repository has no such file."""
 
 
 def with_hub_weights(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
@@ -46,45 +51,72 @@ def with_hub_weights(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigP
     assets = dict(data.get("assets") or {})
     assets["models"] = {**(assets.get("models") or {}), name: {"source": source}}
     data = data | {"model": model | {"weights": f"assets://{name}"}, "assets": assets}
-    section = data.get("data")
-    if not isinstance(section, dict) or not _is_of_another(section.get("tokenizer"), assets):
+    section, others = data.get("data"), assets["models"].keys() - {name}
+    if not isinstance(section, dict) or not _is_of_another(section.get("tokenizer"), others):
         return data, []
+    section = section | {"tokenizer": f"assets://{name}/tokenizer.json"}
     try:
-        described = json.loads(hub_file(address, "tokenizer_config.json").read_text())
-        template = described.get("chat_template") or _template_file(address)
-    except (HubFileError, OSError, ValueError, AttributeError) as error:
+        return data | {"data": section | _prompt_keys(section.get("chat_template"), address)}, []
+    except HubFileError as error:
         return data, [ConfigProblem("data.tokenizer", f"is not set, and that of {weights} cannot be read: {error}")]
-    found = section | {"tokenizer": f"assets://{name}/tokenizer.json"} | _special_tokens(described)
-    if "chat_template" in section and template:
-        chat = next((chat for chat, mark in CHAT_MARKS.items() if mark in str(template)), None)
-        if chat is None:
-            message = f"{weights} was tuned on a chat other than {', '.join(CHAT_MARKS)}; set data.tokenizer and it"
-            return data, [ConfigProblem("data.chat_template", message)]
-        found |= {"chat_template": chat, "bos": None, "eos": None}
-    return data | {"data": found}, []
+    except ValueError as error:
+        message = f"what {weights} says of prompts cannot be used: {error}; set data.tokenizer and data.chat_template"
+        return data, [ConfigProblem("data.chat_template", message)]
 
 
-def _is_of_another(tokenizer: Any, assets: Mapping[str, Any]) -> bool:
+def _prompt_keys(asked: str | None, address: SourceAddress) -> dict[str, Any]:
+    """Return special tokens and turns of a model. asked: the config's turns; for `none` the model may have its own.
+
+    Raises HubFileError, and another ValueError for files that say nothing sensible.
+    """
+    described = json.loads(hub_file(address, "tokenizer_config.json").read_text(encoding="utf-8"))
+    if not isinstance(described, dict):
+        raise ValueError("tokenizer_config.json holds no mapping")
+    if asked == "none" and hub_tokenizer(address).is_tuned:
+        asked = "own"
+    if asked in (None, "none"):
+        return _special_tokens(described)
+    return {"chat_template": asked, "bos": None, "eos": None}
+
+
+def hub_tokenizer(address: SourceAddress) -> "TokenizerFiles":
+    """Return what a repository says about prompts; its attributes also raise HubFileError."""
+    from conf.chat_template import TokenizerFiles
+
+    def read(name: str) -> bytes | None:
+        try:
+            return hub_file(address, name).read_bytes()
+        except HubFileAbsentError:
+            return None
+
+    return TokenizerFiles(read)
+
+
+def _is_of_another(tokenizer: Any, others: Set[str]) -> bool:
     """Return whether a tokenizer cannot be this model's: that of no model, or of the weights that this one replaces."""
     asset = re.match(r"assets://([^/]+)/", str(tokenizer))
-    return tokenizer == MISSING_TOKENIZER or (asset is not None and asset[1] in assets["models"])
+    return tokenizer == MISSING_TOKENIZER or (asset is not None and asset[1] in others)
 
 
 def hub_file(address: SourceAddress, name: str) -> Path:
     """Return a small file of a repository, downloaded once per revision. Raises HubFileError if it cannot be read."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import (
-        EntryNotFoundError,
         GatedRepoError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - httpx's
+        OfflineModeIsEnabled,
+        RemoteEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     endpoint = (os.environ.get("HF_ENDPOINT") or PUBLIC_HUB).rstrip("/")
     repository, page = address.repository, f"{endpoint}/{address.repository}"
-    if isinstance(kept := try_to_load_from_cache(repository, name, revision=address.revision), str):
+    kept = try_to_load_from_cache(repository, name, revision=address.revision)
+    if isinstance(kept, str):
         return Path(kept)
+    if kept is _CACHED_NO_EXIST:
+        raise HubFileAbsentError(f"{page} has no {name}")
     try:
         where = {"revision": address.revision, "endpoint": endpoint, "etag_timeout": TIMEOUT_SECONDS}
         return Path(hf_hub_download(repository, name, **where))
@@ -93,23 +125,17 @@ def hub_file(address: SourceAddress, name: str) -> Path:
             GatedRepoError: f"it is gated; accept its license at {page}, then run `hf auth login` or export HF_TOKEN",
             RepositoryNotFoundError: f"there is no public repository {page}; for a private one, export HF_TOKEN",
             RevisionNotFoundError: f"{page} has no revision {address.revision}",
-            EntryNotFoundError: f"{page} has no {name}",
         }
         link: BaseException | None = error
         while link is not None:
+            if isinstance(link, RemoteEntryNotFoundError | OfflineModeIsEnabled):
+                offline = " in this machine's cache (HF_HUB_OFFLINE)" if isinstance(link, OfflineModeIsEnabled) else ""
+                raise HubFileAbsentError(f"{page} has no {name}{offline}") from None
             for kind, reason in reasons.items():
                 if isinstance(link, kind):
                     raise HubFileError(reason) from None
             link = link.__cause__
         raise HubFileError(f"{page} does not answer ({' '.join(str(error).split())[:200]})") from None
-
-
-def _template_file(address: SourceAddress) -> str:
-    """Return the template of repositories that keep it in a file of its own; empty if there is none."""
-    try:
-        return hub_file(address, "chat_template.jinja").read_text()
-    except HubFileError:
-        return ""
 
 
 def _special_tokens(described: Mapping[str, Any]) -> dict[str, str | None]:

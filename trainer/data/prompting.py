@@ -1,127 +1,37 @@
-"""Problems and the questions made of them: prompt tokens, and the texts of responses.
+"""Problems and the questions made of them: prompt tokens, and the texts of responses."""
 
-A prompt is a list of pieces: special tokens, and text between them. Text never becomes a special token, whatever a
-question holds; so the ids are those of the whole prompt in Hugging Face's tokenizers, and no question ends its turn.
-The turns of a chat, by `data.chat_template`, are those that the families of models were tuned for:
-
-    gemma   https://ai.google.dev/gemma/docs/core/prompt-structure
-    llama3  https://www.llama.com/docs/model-cards-and-prompt-formats/meta-llama-3; 3.1 to 3.3 have the same turns, the
-            dates that their templates put into a system turn are not written
-    qwen    https://qwen.readthedocs.io/en/latest/getting_started/concepts.html; a system turn only where one is asked
-            for, as Qwen 3; Qwen 2.5 was tuned with one: prompt.system
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from conf.chat_template import ChatMessage
 from conf.schema.training.data import Prompt, QuestionData
 from conf.schema.training.run_yaml import RunFileError
+from trainer.data.chat import load_chat, stop_ids, tools_in_words
 from trainer.extension import load_extension
 from trainer.tokenizer import loading
 
 
-class SpecialToken(NamedTuple):
-    name: str
-
-
-PromptPart = SpecialToken | str
-
-
-class ChatMessage(NamedTuple):
-    """One chat message. role: system, user or assistant."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """Format of turns: the text before and after each, with the role's name in place of ROLE."""
-
-    bos: str | None
-    prefix: tuple[PromptPart, ...]
-    suffix: tuple[PromptPart, ...]
-    role_names: dict[str, str]
-    end_of_turn: str
-    """Special token that ends the model's turn."""
-    strips: bool = True
-    """Whether a turn loses the white space around its text."""
-
-
-ROLE_PLACEHOLDER = "{role}"
-CHAT_TEMPLATES = {
-    "gemma": ChatTemplate(
-        bos="<bos>",
-        prefix=(SpecialToken("<start_of_turn>"), ROLE_PLACEHOLDER, "\n"),
-        suffix=(SpecialToken("<end_of_turn>"), "\n"),
-        role_names={"user": "user", "assistant": "model"},  # a system message begins the user's first turn
-        end_of_turn="<end_of_turn>",
-    ),
-    "llama3": ChatTemplate(
-        bos="<|begin_of_text|>",
-        prefix=(SpecialToken("<|start_header_id|>"), ROLE_PLACEHOLDER, SpecialToken("<|end_header_id|>"), "\n\n"),
-        suffix=(SpecialToken("<|eot_id|>"),),
-        role_names={"system": "system", "user": "user", "assistant": "assistant"},
-        end_of_turn="<|eot_id|>",
-    ),
-    "qwen": ChatTemplate(
-        bos=None,
-        prefix=(SpecialToken("<|im_start|>"), ROLE_PLACEHOLDER, "\n"),
-        suffix=(SpecialToken("<|im_end|>"), "\n"),
-        role_names={"system": "system", "user": "user", "assistant": "assistant"},
-        end_of_turn="<|im_end|>",
-        strips=False,
-    ),
-}
-
-
-def plain_prompt(prompt: Prompt, question: str) -> list[PromptPart]:
+def plain_prompt(prompt: Prompt, question: str) -> str:
     """Return system message, shots and question as one text, for models without turns."""
     shots = [_format_question(prompt, shot.question) + format_solution(prompt, shot.answer) for shot in prompt.shots]
     parts = [*([prompt.system] if prompt.system is not None else []), *shots, _format_question(prompt, question)]
-    return [prompt.between.join(parts)]
+    return prompt.between.join(parts)
 
 
-def chat_prompt(form: ChatTemplate, prompt: Prompt, question: str) -> list[PromptPart]:
-    """Return system message, shots and question as turns, up to the start of the model's turn, without BOS."""
+def chat_turns(prompt: Prompt, question: str) -> list[ChatMessage]:
+    """Return system message, shots and question as turns."""
     turns = [ChatMessage("system", prompt.system)] if prompt.system is not None else []
     for shot in prompt.shots:
         turns += [
             ChatMessage("user", _format_question(prompt, shot.question)),
             ChatMessage("assistant", format_solution(prompt, shot.answer)),
         ]
-    turns.append(ChatMessage("user", _format_question(prompt, question)))
-    return format_turns(form, [ChatMessage(turn.role, turn.content.strip()) for turn in turns])
-
-
-def format_turns(form: ChatTemplate, turns: Sequence[ChatMessage]) -> list[PromptPart]:
-    """Return the turns of a conversation, up to the start of the model's next turn, without BOS."""
-    if "system" not in form.role_names and len(turns) > 1 and turns[0].role == "system":
-        system, first, *rest = turns
-        turns = [ChatMessage("user", f"{system.content.strip()}\n\n{first.content.strip()}"), *rest]
-    pieces = list[PromptPart]()
-    for turn in turns:
-        content = turn.content.strip() if form.strips else turn.content
-        pieces += [*_role_prefix(form, turn.role), content, *form.suffix]
-    return list(_merge([*pieces, *_role_prefix(form, "assistant")]))
-
-
-def next_turns(form: ChatTemplate, turns: Sequence[ChatMessage], *, ended: bool) -> list[PromptPart]:
-    """Return what follows the model's turn: its end, turns of others, and the start of the model's next one.
-
-    ended: whether the model has written its end-of-turn token.
-    """
-    return list(_merge([*form.suffix[int(ended) :], *format_turns(form, turns)]))
+    return [*turns, ChatMessage("user", _format_question(prompt, question))]
 
 
 def format_solution(prompt: Prompt, answer: str) -> str:
     """Format a worked answer by the prompt's settings."""
     return prompt.answer.format(answer=answer)
-
-
-def render(pieces: Sequence[PromptPart]) -> str:
-    return "".join(piece.name if isinstance(piece, SpecialToken) else piece for piece in pieces)
 
 
 def _format_question(prompt: Prompt, question: str) -> str:
@@ -131,26 +41,6 @@ def _format_question(prompt: Prompt, question: str) -> str:
     if not isinstance(text, str):
         raise RunFileError(f"data.prompt.formatter: {prompt.formatter} must return text, not {text!r:.80}")
     return text
-
-
-def _role_prefix(form: ChatTemplate, role: str) -> tuple[PromptPart, ...]:
-    role = role if role in form.role_names else "user"  # Gemma has no turn of the system
-    return tuple(form.role_names[role] if piece == ROLE_PLACEHOLDER else piece for piece in form.prefix)
-
-
-def _merge(pieces: Sequence[PromptPart]) -> Iterator[PromptPart]:
-    """Merge neighbouring texts, since a tokenizer may merge across them."""
-    waiting = ""
-    for piece in pieces:
-        if isinstance(piece, SpecialToken):
-            if waiting:
-                yield waiting
-            waiting = ""
-            yield piece
-        else:
-            waiting += piece
-    if waiting:
-        yield waiting
 
 
 class Problem(NamedTuple):
@@ -209,33 +99,49 @@ class ProblemSource(Protocol):
 class PromptEncoder:
     """Encodes prompts with the tokenizer, template and wording of `data`.
 
-    stop_tokens: ids of the special tokens that end a response; the first one follows a worked answer. vocab_size: ids
-    that the model must know. bos: the token before each prompt, if any.
+    chat: the turns of the prompts, None for plain text; stop_tokens: ids that end a response, of which the first one
+    follows a worked answer; vocab_size: ids that the model must know; bos: the token before each prompt, if any.
     """
 
     def __init__(self, data: QuestionData) -> None:
         """Raise RunFileError if the tokenizer is unreadable or lacks special tokens of data or template."""
         if data.tokenizer == loading.CHARACTERS:
             raise RunFileError("data.tokenizer: characters requires a text, not questions; use bytes")
-        self._prompt, self._template = data.prompt, CHAT_TEMPLATES.get(data.chat_template)
+        self._prompt = data.prompt
         self.tokenizer = loading.load_tokenizer(data.tokenizer)
-        bos = data.bos or (self._template.bos if self._template else None)
-        self.bos = [self._special_id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
-        ends = [self._special_id(self._template.end_of_turn)] if self._template else []
-        ends += [self._special_id(data.eos, "data.eos")] if data.eos else []
-        self.stop_tokens = tuple(dict.fromkeys(ends))
+        self.chat = load_chat(data, self.tokenizer)
+        if self.chat is not None:
+            self.bos = self.chat.bos
+        else:
+            self.bos = [self._special_id(data.bos, "data.bos")] if data.bos else []
+        ends = [self.chat.end] if self.chat is not None and self.chat.end is not None else []
+        ends += [self._special_id(name, "data.eos") for name in data.ends]
+        self.stop_tokens = tuple(dict.fromkeys([*ends, *stop_ids(data.tokenizer)]))
+        if not self.stop_tokens:
+            raise RunFileError("data.eos: neither the template nor the model's files say what ends a response; set it")
         self.vocab_size = self.tokenizer.vocab_size
 
     def encode(self, problems: Sequence[Problem]) -> list[Question]:
         """Return questions with tokenized prompts and tokenized worked answers, including their end."""
-        prompts = [self._parts(problem) for problem in problems]
-        texts = [piece for pieces in prompts for piece in pieces if not isinstance(piece, SpecialToken)]
-        worked = [self._format_solution(problem.solution) for problem in problems]
-        ids = (found.tolist() for found in self.tokenizer.encode([*texts, *worked]))
-        tokens = [self._to_ids(pieces, ids) for pieces in prompts]
+        worked = [format_solution(self._prompt, problem.solution) for problem in problems]
+        if self.chat is None:
+            prompts = [self._plain(problem) for problem in problems]
+            ids = [found.tolist() for found in self.tokenizer.encode([*prompts, *worked])]
+            asked = [[*self.bos, *tokens] for tokens in ids[: len(prompts)]]
+            answers = [[*tokens, self.stop_tokens[0]] for tokens in ids[len(prompts) :]]
+        else:
+            turns = [self._turns(problem) for problem in problems]
+            written = [self.chat.write(said) for said in turns]
+            responses = [self.chat.write_response(*each) for each in zip(turns, written, worked, strict=True)]
+            ids = self.chat.encode([*written, *responses])
+            asked, prompts = ids[: len(turns)], [self.chat.shown(text) for text in written]
+            answers = [
+                tokens if tokens[-1:] == [self.stop_tokens[0]] else [*tokens, self.stop_tokens[0]]
+                for tokens in ids[len(turns) :]
+            ]
         return [
-            Question(render(pieces), prompt, problem.answer, [*answer, self.stop_tokens[0]], problem.row)
-            for problem, pieces, prompt, answer in zip(problems, prompts, tokens, ids, strict=True)
+            Question(prompt, tokens, problem.answer, answer, problem.row)
+            for problem, prompt, tokens, answer in zip(problems, prompts, asked, answers, strict=True)
         ]
 
     def encode_text(self, text: str) -> list[int]:
@@ -248,39 +154,25 @@ class PromptEncoder:
         last: token that ended the policy's turn. In a chat the text is a turn of the user, or the messages are turns of
         their own.
         """
-        if self._template is None:
+        if self.chat is None:
             return self.encode_text(text)
-        ended = last == self._special_id(self._template.end_of_turn)
         turns = [ChatMessage("user", text)] if messages is None else [ChatMessage(*message) for message in messages]
-        pieces = next_turns(self._template, turns, ended=ended)
-        found = self.tokenizer.encode([piece for piece in pieces if not isinstance(piece, SpecialToken)])
-        return self._to_ids(pieces, (ids.tolist() for ids in found))[len(self.bos) :]
+        [ids] = self.chat.encode([self.chat.write_next(turns, ended=last == self.chat.end)])
+        return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a response, without special tokens."""
         return self.tokenizer.decode(tokens)
 
-    def _parts(self, problem: Problem) -> list[PromptPart]:
+    def _turns(self, problem: Problem) -> list[ChatMessage]:
         if problem.messages is not None:
-            turns = [ChatMessage(*message) for message in problem.messages]
-            if self._template is None:
-                return [self._prompt.between.join(turn.content for turn in turns)]
-            return format_turns(self._template, turns)
-        if self._template:
-            return chat_prompt(self._template, self._prompt, problem.question)
+            return [ChatMessage(*message) for message in problem.messages]
+        return chat_turns(self._prompt, problem.question)
+
+    def _plain(self, problem: Problem) -> str:
+        if problem.messages is not None:
+            return self._prompt.between.join(turn.content for turn in tools_in_words(self._turns(problem)))
         return plain_prompt(self._prompt, problem.question)
 
-    def _to_ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:
-        """Return the ids of a prompt. texts: ids of its text pieces, in order."""
-        ids = list(self.bos)
-        for piece in pieces:
-            ids += [self._special_id(piece.name)] if isinstance(piece, SpecialToken) else next(texts)
-        return ids
-
-    def _format_solution(self, worked: str) -> str:
-        """Return a worked answer; chats strip surrounding white space, as in earlier turns of the model."""
-        text = format_solution(self._prompt, worked)
-        return text.strip() if self._template else text
-
-    def _special_id(self, name: str, key: str = "data.chat_template") -> int:
+    def _special_id(self, name: str, key: str) -> int:
         return loading.special_id(self.tokenizer, name, key)

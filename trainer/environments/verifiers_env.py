@@ -5,10 +5,10 @@ until the policy has written its turn, so `reset` and `step` run the coroutine u
 reward is that of the episode. The library is imported in worker processes only, since its environments replace the
 signal handlers of the process.
 
-Tools speak the words of Hermes and Qwen: the description is part of the system's turn, a call is JSON between
-`<tool_call>` and `</tool_call>`, and the results of all calls of a turn are one turn of the user, as in the chat
-template of Qwen 2.5 and 3 (https://huggingface.co/Qwen/Qwen3-0.6B/blob/main/tokenizer_config.json). Calls are read as
-by vLLM's parser `hermes` (https://docs.vllm.ai/en/latest/features/tool_calling.html).
+Tools speak the words of Hermes and Qwen: a call is JSON between `<tool_call>` and `</tool_call>`, and the results of
+all calls of a turn are one turn of the user, as in the chat template of Qwen 2.5 and 3
+(https://huggingface.co/Qwen/Qwen3-0.6B/blob/main/tokenizer_config.json). Calls are read as by vLLM's parser `hermes`
+(https://docs.vllm.ai/en/latest/features/tool_calling.html).
 """
 
 import asyncio
@@ -28,19 +28,6 @@ COLUMN = "verifiers"
 """Column of a question's row with the row of the environment's own data set, as JSON."""
 CLASSES = ("SingleTurnEnv", "MultiTurnEnv", "ToolEnv")
 
-TOOLS_DESCRIPTION = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 CALL_BEGIN = "<tool_call>"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -248,7 +235,7 @@ def as_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
 
     Args:
         messages: in the format of OpenAI's chat completions, with text alone.
-        tools: in the same format; the first turn describes them.
+        tools: in the same format; they are the first turn.
     """
     turns, previous = list[tuple[str, str]](), ""
     for message in messages:
@@ -263,11 +250,7 @@ def as_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
         turns.append(("user" if role == "tool" else "system" if role == "developer" else role, text))
         previous = role
     if tools:
-        described = TOOLS_DESCRIPTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        if turns and turns[0][0] == "system":
-            turns[0] = "system", f"{turns[0][1]}\n\n{described}"
-        else:
-            turns.insert(0, ("system", described))
+        turns.insert(0, ("tools", json.dumps(tools, ensure_ascii=False)))
     return turns
 
 

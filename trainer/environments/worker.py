@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from conf.environment import ENVIRONMENT_METHODS
+from conf.environment import ENVIRONMENT_METHODS, ROLES, TOOLS
 from conf.environment import Environment as Episode
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
@@ -106,6 +106,12 @@ class EpisodeServer:
         if not all(isinstance(turn, tuple | list) and len(turn) == 2 for turn in said):
             raise FailureError("error", f"messages must be pairs of role and text, not {said!r:.100}")
         turns = [(self._checked_text(role), self._checked_text(text)) for role, text in said]
+        for place, (role, text) in enumerate(turns):
+            if role not in ROLES and (role != TOOLS or place):
+                words = f"the role of a message is {', '.join(ROLES)} or, of the first one, {TOOLS}"
+                raise FailureError("error", f"{words}, not {role!r:.100}")
+            if role == TOOLS and not isinstance(_parsed(text), list):
+                raise FailureError("error", f"a message of {TOOLS} must be a JSON list of functions, not {text!r:.100}")
         return {"text": "\n".join(text for _, text in turns), "messages": turns}
 
     def _checked_text(self, text: Any) -> str:
@@ -154,6 +160,14 @@ def _loaded(settings: Environment) -> Callable[[], Episode]:
             raise failure
 
         return fail
+
+
+def _parsed(text: str) -> Any:
+    """Return the content of JSON, None for a text that is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def main() -> None:

@@ -14,14 +14,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from conf.schema.training.data import Prompt, QuestionData, TableData
+from conf.chat_template import CLOCK, NO_CLOCK, TEMPLATE_FILE, TOKENIZER_CONFIG, literal
+from conf.schema.training.data import QuestionData, TableData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
 from trainer.data import prompting
-from trainer.data.prompting import CHAT_TEMPLATES, ChatTemplate, PromptPart, SpecialToken
+from trainer.data.chat import Chat
 from trainer.policy.policy import PolicyPrompts, describe, tokenizer_file
-from trainer.policy.run_files import COMPANIONS, TOKENIZER_FILE, run_yaml, tokenizer_files
+from trainer.policy.run_files import COMPANIONS, GENERATION_CONFIG, TOKENIZER_FILE, run_yaml, tokenizer_files
 from trainer.pretrained import hf_families, hf_files, peft_files, store
 from trainer.pretrained.hf_files import PretrainedError
 from trainer.pretrained.run_weights import RUN_FILE
@@ -32,76 +33,30 @@ ONE_MESSAGE = "{{ messages[-1]['content'] }}"
 ADD_SYSTEM = Template(
     "{% if messages[0]['role'] != 'system' %}"
     "{% set messages = [{'role': 'system', 'content': $system}] + messages %}"
-    "{% endif %}"
+    "{% endif %}\n"
 )
-SYSTEM_INTO_USER = (
-    "{% if messages[0]['role'] == 'system' %}"
-    "{% set messages = [{'role': 'user', 'content': "
-    r"(messages[0]['content'] | trim) + '\n\n' + (messages[1]['content'] | trim)}] + messages[2:] %}"
-    "{% endif %}"
-)
-"""A message of the system begins the first turn of the user."""
-TURNS = Template(
-    "{% set names = $names %}"
-    "{% for message in messages %}$prefix{{ $content }}$suffix{% endfor %}"
-    "{% if add_generation_prompt %}$answer{% endif %}"
-)
-"""In the language of Jinja, as are the two above; what stands for `$…` is written by `_turns`."""
+"""In the language of Jinja, where a line break after a block is no text."""
 
 
-def chat_template(data: Any) -> str | None:
+def chat_template(data: Any, chat: Chat | None) -> str | None:
     """Return the template of `data`; None if its prompts are no function of a message alone, as in plain text.
 
-    Of runs with `data.chat_template` it writes turns and the system message; the wording of the questions around the
-    messages (`data.prompt.question`) is left out, so that the model can be talked to.
+    Of runs with turns it is the one that they were trained with, after the system message; the wording of the questions
+    around the messages (`data.prompt.question`) is left out, so that the model can be talked to.
     """
-    if isinstance(data, QuestionData):
-        form = CHAT_TEMPLATES.get(data.chat_template)
-        bos = _text(data.bos or (form.bos if form else None) or "")
-        if form is not None:
-            return bos + _turns(form, data.prompt.system)
-        return None if data.prompt.formatter is not None else bos + _plain(data.prompt)
-    if isinstance(data, TableData) and data.template is not None and len(data.columns_of_prompt) == 1:
-        before, _, after = data.template.prompt.format_map({data.columns_of_prompt[0]: MARK}).partition(MARK)
-        return _text(data.bos or "") + _text(before) + ONE_MESSAGE + _text(after)
-    return None
-
-
-def _turns(form: ChatTemplate, system: str | None) -> str:
-    """Return the template of a conversation. system: begins one that has no message of the system."""
-    written = ADD_SYSTEM.substitute(system=_literal(system)) if system is not None else ""
-    if "system" not in form.role_names:
-        written += SYSTEM_INTO_USER
-    return written + TURNS.substitute(
-        names=_literal(form.role_names),
-        prefix=_parts(form.prefix, "names[message.role]"),
-        content="message['content'] | trim" if form.strips else "message['content']",
-        suffix=_parts(form.suffix),
-        answer=_parts(form.prefix, _literal(form.role_names["assistant"])),
-    )
-
-
-def _plain(prompt: Prompt) -> str:
-    """Return the template for models without turns: system message, shots and questions with their answers."""
-    parts = prompting.plain_prompt(prompt, MARK)[0]
-    assert isinstance(parts, str)
-    before, _, after = parts.partition(MARK)
-    return _text(before) + ONE_MESSAGE + _text(after)
-
-
-def _parts(parts: tuple[PromptPart, ...], role: str = "") -> str:
-    """Return the template of some pieces of a prompt; `role` is the expression of the role's name."""
-    written = [part.name if isinstance(part, SpecialToken) else part for part in parts]
-    return "".join("{{ " + role + " }}" if part == prompting.ROLE_PLACEHOLDER else _text(part) for part in written)
-
-
-def _text(text: str) -> str:
-    """Return the template that writes exactly this text."""
-    return "{{ " + _literal(text) + " }}" if text else ""
-
-
-def _literal(value: str | dict[str, str]) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(data, QuestionData) and chat is not None:
+        source, system = chat.template.source, data.prompt.system
+        if system is not None:
+            source = ADD_SYSTEM.substitute(system=json.dumps(system, ensure_ascii=False)) + source
+        return NO_CLOCK + source if CLOCK in source else source
+    if isinstance(data, QuestionData) and data.prompt.formatter is None:
+        asked = prompting.plain_prompt(data.prompt, MARK)
+    elif isinstance(data, TableData) and data.template is not None and len(data.columns_of_prompt) == 1:
+        asked = data.template.prompt.format_map({data.columns_of_prompt[0]: MARK})
+    else:
+        return None
+    before, _, after = asked.partition(MARK)
+    return f"{literal(data.bos or '')}{literal(before)}{ONE_MESSAGE}{literal(after)}"
 
 
 FORMATS = ("hf", "slipway", "peft")
@@ -172,29 +127,31 @@ def _described(files: dict[str, bytes], cfg: Model, experiment: RunFile | None) 
     """Complete the files with special tokens, chat template and generation config; return keys of config.json."""
     if TOKENIZER_FILE not in files:
         return {}, [NO_TOKENIZER]
+    data = experiment.data if experiment is not None else None
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / TOKENIZER_FILE
-        copy.write_bytes(files[TOKENIZER_FILE])
-        prompts = PolicyPrompts(experiment.data if experiment else None, str(copy))
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        prompts = PolicyPrompts(data, f"{folder}/{TOKENIZER_FILE}")
     names = {i: name for name, i in prompts.tokenizer.special_tokens.items()}
     bos, ends = next(iter(prompts.bos_tokens), None), list(prompts.stop_tokens)
     pad = prompts.tokenizer.special_tokens.get("<pad>", ends[0] if ends else None)
     ids = {"bos_token_id": bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None, "pad_token_id": pad}
-    config = json.loads(files.get("tokenizer_config.json", b"{}"))
+    config = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     config |= {"clean_up_tokenization_spaces": False, "model_max_length": cfg.max_seq_len}
     tokens = {"bos_token": bos, "eos_token": ends[0] if ends else None, "pad_token": pad}
-    config |= {key: names[i] for key, i in tokens.items() if i is not None}
-    template = chat_template(experiment.data) if experiment else None
-    has_own = "chat_template" in config or "chat_template.jinja" in files
-    if template is not None and not (has_own and prompts.form is not None):
+    described = {key: names[i] for key, i in tokens.items() if i in names}
+    has_own = not isinstance(data, QuestionData) or data.chat_template == "own"  # whose tokens its template may write
+    config = described | config if prompts.chat is not None and has_own else config | described
+    template = chat_template(data, prompts.chat)
+    if template is not None:
         config.pop("chat_template", None)
-        files["chat_template.jinja"] = template.encode()
-    files["tokenizer_config.json"] = _json(config)
-    generation = json.loads(files.get("generation_config.json", b"{}")) | ids
+        files[TEMPLATE_FILE] = template.encode()
+    files[TOKENIZER_CONFIG] = _json(config)
+    generation = json.loads(files.get(GENERATION_CONFIG, b"{}")) | ids
     if experiment is not None and isinstance(experiment.loop, GrpoLoop):
         generation["max_new_tokens"] = experiment.loop.max_new_tokens
-    files["generation_config.json"] = _json({key: value for key, value in generation.items() if value is not None})
+    files[GENERATION_CONFIG] = _json({key: value for key, value in generation.items() if value is not None})
     return ids, []
 
 

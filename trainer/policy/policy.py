@@ -13,6 +13,7 @@ import jax
 from etils import epath
 from jax.sharding import AxisType
 
+from conf.chat_template import ChatMessage
 from conf.schema.training.data import Corpus, QuestionData, TableData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
@@ -20,13 +21,14 @@ from conf.schema.training.model import AnyModel, Model, different_weights
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.corpus import files
 from trainer.data import prompting
-from trainer.data.prompting import CHAT_TEMPLATES, ChatMessage, ChatTemplate, PromptEncoder
+from trainer.data.chat import Chat, own_chat, stop_ids
+from trainer.data.prompting import PromptEncoder
 from trainer.distributed.mesh import MESH_AXES
 from trainer.models.weights import Params
 from trainer.policy.run_files import TOKENIZER_FILE, TOKENIZER_FOLDER, is_plain_text
 from trainer.pretrained import run_weights, store
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
-from trainer.tokenizer.loading import Tokenizer, load_tokenizer
+from trainer.tokenizer.loading import LibraryTokenizer, Tokenizer, load_tokenizer
 
 STREAM_CHUNK = 4
 """Tokens between two updates of what a person sees."""
@@ -70,15 +72,11 @@ def tokenizer_file(folder: epath.Path) -> epath.Path:
     return folder / TOKENIZER_FILE
 
 
-TURN_MARKERS = {"gemma": "<start_of_turn>", "llama3": "<|start_header_id|>", "qwen": "<|im_start|>"}
-"""Special token by which the tokenizer of a chat model is recognized."""
-
-
 class PolicyPrompts:
     """Encodes questions, conversations and plain text.
 
     Attributes:
-        form: the turns of a chat; None for a model without turns.
+        chat: the turns of a chat; None for a model without turns.
         stop_tokens: ids that end a response.
     """
 
@@ -87,19 +85,26 @@ class PolicyPrompts:
         self.tokenizer: Tokenizer = load_tokenizer(tokenizer_file, "tokenizer")
         self._data = data
         self._questions: PromptEncoder | None = None
+        self.chat: Chat | None = None
         if isinstance(data, QuestionData):
             self._questions = PromptEncoder(data.model_copy(update={"tokenizer": tokenizer_file}))
-            self.form = CHAT_TEMPLATES.get(data.chat_template)
-            names = [data.bos or (self.form.bos if self.form else None)]
-            self.stop_tokens = self._questions.stop_tokens
-        elif is_plain_text(data):
-            self.form, names, self.stop_tokens = None, [], ()
-        else:
-            self.form = None if isinstance(data, Corpus) else _recognized_form(self.tokenizer)
-            names = [data.bos if isinstance(data, Corpus) else _first_present(self.tokenizer, self.form)]
-            ends = [data.eos] if isinstance(data, Corpus) else _usual_ends(self.tokenizer)
-            self.stop_tokens = tuple(self._special(name) for name in ends if name is not None)
-        self.bos_tokens = [self._special(name) for name in names if name is not None]
+            self.chat, self.stop_tokens = self._questions.chat, self._questions.stop_tokens
+            self.bos_tokens = self._questions.bos
+            return
+        if is_plain_text(data):
+            self.stop_tokens, self.bos_tokens = (), []
+            return
+        if data is None:
+            assert isinstance(self.tokenizer, LibraryTokenizer)
+            self.chat = own_chat(tokenizer_file, self.tokenizer, only_tuned=True)
+        bos = data.bos if isinstance(data, Corpus) else _first_present(self.tokenizer)
+        self.bos_tokens = self.chat.bos if self.chat is not None else [self._special(bos)] if bos is not None else []
+        ends = [data.eos] if isinstance(data, Corpus) else _usual_ends(self.tokenizer)
+        found = [self._special(name) for name in ends if name is not None]
+        if data is None and (named := stop_ids(tokenizer_file)):
+            own = self.chat.end if self.chat is not None else None
+            found = [*([own] if own is not None else []), *named]
+        self.stop_tokens = tuple(dict.fromkeys(found))
 
     @property
     def has_wording(self) -> bool:
@@ -121,17 +126,15 @@ class PolicyPrompts:
                 names = ", ".join(columns)
                 raise RunFileError(f"data.template.prompt: needs the columns {names}, not one text; add --raw")
             return self.encode_text(self._data.template.prompt.format_map({columns[0]: text}))
-        return self.encode_chat([ChatMessage("user", text)]) if self.form else self.encode_text(text)
+        return self.encode_chat([ChatMessage("user", text)]) if self.chat else self.encode_text(text)
 
     def encode_chat(self, turns: Sequence[ChatMessage]) -> list[int]:
         """Return the prompt of a conversation, for a policy with turns."""
-        assert self.form is not None, "a policy with turns"
+        assert self.chat is not None, "a policy with turns"
         system = self._data.prompt.system if isinstance(self._data, QuestionData) else None
         if system is not None and turns[0].role != "system":
             turns = [ChatMessage("system", system), *turns]
-        ids = list(self.bos_tokens)
-        for part in prompting.format_turns(self.form, turns):
-            ids += [self._special(part.name)] if isinstance(part, prompting.SpecialToken) else self._ids(part)
+        [ids] = self.chat.encode([self.chat.write(turns)])
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -147,14 +150,8 @@ class PolicyPrompts:
         return self.tokenizer.special_tokens[name]
 
 
-def _recognized_form(tokenizer: Tokenizer) -> ChatTemplate | None:
-    known = tokenizer.special_tokens
-    return next((CHAT_TEMPLATES[name] for name, token in TURN_MARKERS.items() if token in known), None)
-
-
-def _first_present(tokenizer: Tokenizer, form: ChatTemplate | None) -> str | None:
-    candidates = ([form.bos] if form else ["<bos>", "<|begin_of_text|>", "<s>"]) if tokenizer.special_tokens else []
-    return next((name for name in candidates if name in tokenizer.special_tokens), None)
+def _first_present(tokenizer: Tokenizer) -> str | None:
+    return next((name for name in ("<bos>", "<|begin_of_text|>", "<s>") if name in tokenizer.special_tokens), None)
 
 
 def _usual_ends(tokenizer: Tokenizer) -> list[str]:

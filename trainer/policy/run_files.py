@@ -4,6 +4,7 @@ RUN/run.yaml says of what model they are and how prompts are written; RUN/tokeni
 Hugging Face's tokenizers library, whatever `data.tokenizer` names.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,21 +12,19 @@ import yaml
 from etils import epath
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from conf.chat_template import TEMPLATE_FILE, TOKENIZER_CONFIG
 from conf.schema.training.data import Corpus, QuestionData, TextData
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.batches import Dataset
+from trainer.data.chat import stop_ids
 from trainer.pretrained.run_weights import RUN_FILE
 from trainer.tokenizer import loading
 from trainer.tokenizer.loading import VOCAB_SIZE
 
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
-COMPANIONS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+GENERATION_CONFIG = "generation_config.json"
+COMPANIONS = (TOKENIZER_CONFIG, "special_tokens_map.json", TEMPLATE_FILE, GENERATION_CONFIG)
 """Files of a Hugging Face model beside tokenizer.json that are kept with it."""
 
 
@@ -33,7 +32,7 @@ def tokenizer_files(data: Any) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the tokenizer's files; nothing for data without a tokenizer, or if it is absent.
 
     Raises:
-        RunFileError: the text of a tokenizer of characters cannot be read.
+        RunFileError: the text of a tokenizer of characters, or a file of a model, cannot be read.
     """
     if not isinstance(data, Corpus | QuestionData):
         return
@@ -51,9 +50,12 @@ def tokenizer_files(data: Any) -> Iterator[tuple[str, bytes]]:
     if not path.exists():
         return  # the loop reports it, on all processes
     yield TOKENIZER_FILE, path.read_bytes()
-    for name in COMPANIONS:
-        if (path.parent / name).exists():
-            yield name, (path.parent / name).read_bytes()
+    beside = {name: path.parent / name for name in COMPANIONS}
+    found = {name: file.read_bytes() for name, file in beside.items() if file.exists()}
+    if stops := stop_ids(data.tokenizer):  # those of config.json too, which stays with the weights
+        generation = json.loads(found.get(GENERATION_CONFIG, b"{}")) | {"eos_token_id": list(stops)}
+        found[GENERATION_CONFIG] = json.dumps(generation, indent=2).encode()
+    yield from found.items()
 
 
 def is_plain_text(data: Any) -> bool:

@@ -1,7 +1,8 @@
 """The tokenizer that `data.tokenizer` names: bytes, characters, or a tokenizer.json of Hugging Face's library."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +50,14 @@ def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
             f"{key}: {name} does not exist; set `bytes`, `characters` (for a text), or the path of a tokenizer.json"
         )
     return parse_tokenizer(path.read_bytes(), f"{key}: {name}")
+
+
+def read_beside(name: str) -> Callable[[str], bytes | None]:
+    """Return a function that reads a file of a tokenizer's folder, and returns None if there is none."""
+    if name in (BYTES, CHARACTERS):
+        return lambda _: None
+    folder = epath.Path(name).parent
+    return lambda file: (folder / file).read_bytes() if (folder / file).exists() else None
 
 
 def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
@@ -140,6 +149,16 @@ class LibraryTokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         found = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in found]
+
+    def encode_special(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, but the names of special tokens in a text are these tokens."""
+        return [found.ids for found in self._with_special.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @cached_property
+    def _with_special(self) -> Library:
+        made = Library.from_str(self._library.to_str())
+        made.encode_special_tokens = False
+        return made
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode([int(i) for i in ids], skip_special_tokens=True)

@@ -84,23 +84,32 @@ class QuestionData(Strict):
     """Keys shared by all kinds of questions: how text becomes tokens."""
 
     tokenizer: str = Field(min_length=1, description="bytes, or a tokenizer.json: gs://…, assets://NAME/FILE, a path.")
-    chat_template: Literal["none", "gemma", "llama3", "qwen"] = Field(
-        description="Chat format that the model was tuned on. none: plain text, for pretrained weights."
+    chat_template: Literal["none", "own", "gemma", "llama3", "qwen"] = Field(
+        description="Chat format that the model was tuned on. own: the template in the files beside data.tokenizer. "
+        "none: plain text, for pretrained weights."
     )
     bos: str | None = Field(
         min_length=1, description="Special token before the prompt. null: the template's; none with chat_template=none."
     )
-    eos: str | None = Field(
-        min_length=1, description="Special token that ends a response, besides the template's end of turn. null: none."
+    eos: Annotated[str, Field(min_length=1)] | tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
+        description="Special token, or a list of them, that ends a response, besides the template's end of turn and "
+        "those in the model's generation_config.json and config.json beside the tokenizer. null: none."
     )
     prompt: Prompt
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The special tokens of `eos`."""
+        return (self.eos,) if isinstance(self.eos, str) else self.eos or ()
+
     @model_validator(mode="after")
     def _can_end(self) -> Self:
-        if self.chat_template == "none" and self.eos is None:
+        if self.chat_template == "none" and not self.ends:
             raise ValueError(
                 "eos: needed with chat_template=none to end a response; set the tokenizer's end token, e.g. <eos>"
             )
+        if self.chat_template == "own" and self.bos is not None:
+            raise ValueError("bos: the model's own template writes it; set bos to null")
         return self
 
 

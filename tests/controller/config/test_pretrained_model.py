@@ -132,7 +132,8 @@ def test_a_rehearsal_has_sizes_and_needs_no_file():
 
 GEMMA_JSON = FIXTURES / "gemma2" / "config.json"
 WEIGHTS = "hf://acme/Tuned-2.5B"
-CHAT = {"chat_template": "…<start_of_turn>…", "bos_token": "<bos>", "eos_token": {"content": "<eos>"}}
+TURNS = "{% for m in messages %}<turn>{{ m.role ~ ': ' ~ m.content }}<end>{% endfor %}"
+CHAT = {"chat_template": TURNS, "bos_token": "<bos>", "eos_token": {"content": "<end>"}}
 
 
 @pytest.fixture
@@ -145,8 +146,9 @@ def tuned(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hu
     return hub
 
 
-def describe_on_hub(hub: HubServer, tokenizer: dict[str, Any], config: str | None = None) -> None:
+def describe_on_hub(hub: HubServer, tokenizer: dict[str, Any], config: str | None = None, **more: str) -> None:
     files = {"config.json": config or GEMMA_JSON.read_text(), "tokenizer_config.json": json.dumps(tokenizer)}
+    files |= {name.replace("__", "."): text for name, text in more.items()}
     write(hub.state.folder / "models/acme/Tuned-2.5B", {name: text.encode() for name, text in files.items()})
 
 
@@ -162,7 +164,44 @@ def test_one_word_is_enough(tuned: HubServer) -> None:
     assert (config.model.dim, config.model.vocab_size) == (32, 97)
     data: Any = config.data
     assert data.tokenizer == "assets://tuned-2-5b/tokenizer.json"
-    assert (data.chat_template, data.bos, data.eos) == ("gemma", None, None)
+    assert (data.chat_template, data.bos, data.eos) == ("own", None, None)
+
+
+STALE = {"chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "eos_token": "<end>"}
+NAMED = [{"name": "tools", "template": "<|im_start|>"}, {"name": "default", "template": TURNS}]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "more", "chat"),
+    [
+        (CHAT, {}, "own"),
+        (CHAT | {"eos_token": "<eos>"}, {}, "none"),  # a base model with the tokenizer of the tuned one
+        (CHAT | {"eos_token": "<eos>"}, {"generation_config__json": '{"eos_token_id": [1, 7]}'}, "own"),
+        (CHAT | {"eos_token": "<eos>"}, {"generation_config__json": '{"eos_token_id": 1}'}, "none"),
+        (STALE, {}, "none"),
+        (STALE, {"chat_template__jinja": TURNS}, "own"),  # the file is the model's, whatever the key says
+        (CHAT | {"chat_template": NAMED}, {}, "own"),
+        ({"eos_token": "<end>"}, {}, "none"),
+        ({"eos_token": "<end>", "chat_template": "{{ messages[-1].content }}<end>"}, {}, "none"),  # it has no turns
+    ],
+)
+def test_a_model_has_its_own_chat_if_it_stops_at_the_end_of_its_turns(
+    tokenizer: dict[str, Any], more: dict[str, str], chat: str, tuned: HubServer
+) -> None:
+    decoder = {"added_tokens_decoder": {"1": {"content": "<eos>"}, "7": {"content": "<end>"}}}
+    describe_on_hub(tuned, tokenizer | decoder, **more)
+    data: Any = config_of(*ON_HF).data
+    assert data.chat_template == chat
+    if chat == "none":
+        assert data.eos == tokenizer["eos_token"]
+
+
+@pytest.mark.parametrize("chat", ["own", "gemma", "qwen"])
+def test_turns_that_are_asked_for_stay(chat: str, tuned: HubServer) -> None:
+    data: Any = config_of(*ON_HF, f"data.chat_template={chat}", "data.bos=null").data
+    assert (data.chat_template, data.bos, data.eos) == (chat, None, None)
+    named = config_of(*ON_HF, "data.tokenizer=assets://tuned-2-5b/tokenizer.json").data
+    assert getattr(named, "chat_template", None) == "none", "this tokenizer is named, so nothing comes with it"
 
 
 def test_a_pretrained_model_has_no_chat_and_its_own_special_tokens(tuned: HubServer) -> None:
@@ -198,15 +237,41 @@ def test_what_other_programs_compute_in_another_way_is_refused(tuned: HubServer)
     assert "rope_interleaved: True is not supported: the decoder rotates the halves" in problem
 
 
-def test_a_chat_that_we_do_not_have_is_named(tuned: HubServer) -> None:
-    describe_on_hub(tuned, {"chat_template": "[INST]", "eos_token": "</s>"})
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no') }}", "it cannot write this conversation: no"),
+        ("{% oops %}", "it is no template of Jinja: line 1: Encountered unknown tag 'oops'"),
+        ("{{ strftime_now('%d') }}", "it asks for today's date (strftime_now), and a run has none"),
+        (NAMED[:1], "tokenizer_config.json has the templates tools, and none called default"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(template: Any, words: str, tuned: HubServer) -> None:
+    describe_on_hub(tuned, {"chat_template": template, "eos_token": "</s>"})
     [problem] = problems_of(*ON_HF)
-    assert problem.startswith("data.chat_template: hf://acme/Tuned-2.5B was tuned on a chat other than qwen, gemma")
+    assert problem.startswith("data.chat_template: what hf://acme/Tuned-2.5B says of prompts cannot be used: ")
+    assert words in problem
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "generation_config.json"])
+def test_a_hub_that_fails_for_one_file_is_no_absent_file(
+    name: str, tuned: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = huggingface_hub.hf_hub_download
+
+    def fails(repository: str, file: str, **how: Any) -> Any:
+        if file == name:
+            raise errors.LocalEntryNotFoundError("no route")
+        return fetch(repository, file, **how)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
+    [problem] = problems_of(*ON_HF)
+    assert "does not answer (no route)" in problem
 
 
 def test_the_tokenizer_of_the_weights_that_it_replaces_goes(tuned: HubServer) -> None:
     data: Any = config_of("+experiment=gemma2b_gsm8k", *HF).data
-    assert (data.tokenizer, data.chat_template) == ("assets://tuned-2-5b/tokenizer.json", "gemma")
+    assert (data.tokenizer, data.chat_template) == ("assets://tuned-2-5b/tokenizer.json", "own")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ BASES: dict[str, list[str]] = {
     "teacher": ["cloud=local", "loop=distillation", "model=tiny", "optimizer=adamw", "data=arithmetic",
                 "model@loop.teacher=tiny", "loop.teacher.weights=gs://b/w", "loop.teacher.implementation=own:Family"],
     "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a",
-              "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]",
+              "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]", "data.eos=['<eos>']",
               "loop.sampler.stop=[a]"],
     "lm": ["cloud=local", "env.packages=lock", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
            "checkpoint.best={metric: eval_loss, mode: min}", "logging.wandb={project: a, entity: b, mode: offline}"],

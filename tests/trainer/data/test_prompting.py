@@ -7,11 +7,12 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from conf.chat_template import BUILT_IN
 from conf.schema.training.data import ArithmeticData, Gsm8kData, Prompt
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, load_group
 from tests.paths import ROOT
-from trainer.data.prompting import CHAT_TEMPLATES, Problem, PromptEncoder
+from trainer.data.prompting import Problem, PromptEncoder
 from trainer.tokenizer import training
 from trainer.tokenizer.loading import BOS_ID, EOS_ID
 
@@ -34,7 +35,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def prompting(file: Path, template: str, prompt: dict = BARE, **values: str | None) -> PromptEncoder:
+def prompting(file: Path, template: str, prompt: dict = BARE, **values: str | list[str] | None) -> PromptEncoder:
     own = {"tokenizer": str(file), "chat_template": template, "bos": None, "eos": None, "prompt": prompt}
     return PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | own | values))
 
@@ -44,17 +45,17 @@ def test_a_chat_is_what_the_models_own_template_renders(case: dict, file: Path) 
     shots = [{"question": question, "answer": answer} for question, answer in case["shots"]]
     asked = prompting(file, case["template"], BARE | {"system": case["system"], "shots": shots})
     (question,) = asked.encode([Problem(case["question"], "2", " 1 + 1 = 2 ")])
-    bos = CHAT_TEMPLATES[case["template"]].bos or ""
-    assert bos + question.prompt == case["rendered"]
+    assert BUILT_IN[case["template"]].bos + question.prompt == case["rendered"]
     library = Tokenizer.from_file(str(file))
     assert question.prompt_tokens == library.encode(case["rendered"], add_special_tokens=False).ids
-    end = CHAT_TEMPLATES[case["template"]].end_of_turn
-    assert question.solution_tokens == library.encode(f"1 + 1 = 2{end}", add_special_tokens=False).ids
+    end = BUILT_IN[case["template"]].special[-1]
+    worked = " 1 + 1 = 2 " if case["template"] == "qwen" else "1 + 1 = 2"  # whose template takes texts as they are
+    assert question.solution_tokens == library.encode(worked + end, add_special_tokens=False).ids
     assert asked.stop_tokens == (library.token_to_id(end),)
-    assert asked.decode(question.solution_tokens) == "1 + 1 = 2"
+    assert asked.decode(question.solution_tokens) == worked
 
 
-@pytest.mark.parametrize("template", ["none", *CHAT_TEMPLATES])
+@pytest.mark.parametrize("template", ["none", *BUILT_IN])
 def test_a_question_cannot_end_its_turn(template: str, file: Path) -> None:
     asked = prompting(file, template, bos="<bos>", eos="<eos>")
     harmless, hostile = asked.encode(
@@ -85,6 +86,8 @@ def test_bytes_are_marked_and_a_response_may_have_two_ends(file: Path) -> None:
     library = Tokenizer.from_file(str(file))
     ends = prompting(file, "gemma", eos="<eos>").stop_tokens  # a turn's end or the text's
     assert ends == (library.token_to_id("<end_of_turn>"), library.token_to_id("<eos>"))
+    several = prompting(file, "none", eos=["<|im_end|>", "<eos>"])
+    assert several.stop_tokens == (library.token_to_id("<|im_end|>"), library.token_to_id("<eos>"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "prompt").glob("*.yaml")))
@@ -111,6 +114,9 @@ def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
     ("values", "words"),
     [
         ({"eos": None}, "eos: needed with chat_template=none to end a response"),
+        ({"eos": []}, "eos: needed with chat_template=none to end a response"),
+        ({"eos": 7}, "eos"),
+        ({"chat_template": "own", "eos": None}, "bos: the model's own template writes it; set bos to null"),
         ({"prompt": BARE | {"question": "no question"}}, r"question must contain \{question\} once"),
         ({"prompt": BARE | {"answer": "{question}"}}, r"answer must contain \{answer\} once"),
     ],

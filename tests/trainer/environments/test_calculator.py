@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from conf.chat_template import BUILT_IN
 from conf.schema.training.data import ArithmeticData
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.data.test_prompting import file as file
-from trainer.data.prompting import CHAT_TEMPLATES, Problem, PromptEncoder
+from trainer.data.prompting import Problem, PromptEncoder
 from trainer.environments.calculator import Calculator, products
 from trainer.environments.verifiers_env import as_turns, content_text, parse_calls
 from trainer.environments.word_game import WordGame, marks, words
@@ -101,7 +102,7 @@ def test_turn_by_turn_a_conversation_is_what_the_models_own_template_renders(cas
     assert tokens == library.encode(case["rendered"], add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("name", CHAT_TEMPLATES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_text_between_turns_is_a_turn_of_the_user(name: str, file: Path) -> None:
     own = {"tokenizer": str(file), "chat_template": name, "bos": None, "eos": None}
     encoder = PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | own))

@@ -1,5 +1,6 @@
 """Environments in worker processes: every failure has a name, and costs only its own episode."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.environments.pool import EnvironmentPool, Step
+from trainer.environments.worker import EpisodeServer
 
 MINE = '''
 import os, sys, time
@@ -157,3 +159,44 @@ def test_an_environment_that_waits_has_a_limit_and_no_input_and_the_first_failur
 def test_a_class_that_does_not_fit_is_refused_at_once(modules: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RunFileError, match=message):
         EnvironmentPool(settings(**changes))
+
+
+class Saying:
+    """Begins with the messages that it was made with."""
+
+    def __init__(self, messages: Any) -> None:
+        self._messages = messages
+
+    def reset(self, row: Any) -> Any:
+        return self._messages
+
+    def step(self, response: str) -> tuple[str, bool]:
+        return "", True
+
+    def reward(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([("user",)], r"messages must be pairs of role and text, not \[\('user',\)\]"),
+        (
+            [("critic", "x")],
+            "the role of a message is system, user, assistant or, of the first one, tools, not",
+        ),
+        ([("user", "x"), ("tools", "[]")], "the role of a message is .*, not 'tools'"),
+        ([("tools", "{")], "a message of tools must be a JSON list of functions, not '{'"),
+        ([("tools", "{}")], "a message of tools must be a JSON list of functions, not '{}'"),
+        ([("tools", "[]"), ("user", "x")], ""),
+        ([("system", "s"), ("user", "x"), ("assistant", "y"), ("user", "z")], ""),
+    ],
+)
+def test_a_message_that_no_template_could_write_is_named(messages: Any, words: str) -> None:
+    server = EpisodeServer(settings(timeout_seconds=60.0), lambda: Saying(messages))
+    reply = server.answer({"id": "a", "row": {}, "responses": [], "final": False})
+    if words:
+        assert reply["failure"] == "error"
+        assert re.match(words, reply["reason"])
+    else:
+        assert [tuple(turn) for turn in reply["messages"]] == messages

@@ -76,9 +76,7 @@ def test_calls_of_tools_are_passed_as_such_and_their_results_shown(loop: Any) ->
         return {}
 
     played = episode(loop, tools)
-    (role, described), user = played.reset(ROW)
-    assert (role, user) == ("system", ("user", "2*3?"))
-    assert '{"type": "function", "function": {"name": "double"}}' in described
+    assert played.reset(ROW) == [("tools", '[{"type": "function", "function": {"name": "double"}}]'), ("user", "2*3?")]
     said = played.step('<tool_call>{"name": "double", "arguments": {"a": 4}}</tool_call>')
     assert said == ([("user", "<tool_response>\n8\n</tool_response>")], False)
     assert played.step("8")[1]

@@ -1,0 +1,125 @@
+"""Chat: prompts are written in the turns that the model was tuned on."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from conf.schema.assets import parse_source
+from conf.schema.config import Config
+from conf.schema.training.data import QuestionData
+from controller.checks.input_files import paths_here
+from controller.config.pretrained_model import HUB, MISSING_TOKENIZER, HubFileError, hub_tokenizer
+from controller.config.run_yaml import ASSET
+from controller.context import Context
+from controller.core.finding import Issue, check
+from controller.inputs.hub_sources import hub_endpoint, lookup_problem
+
+if TYPE_CHECKING:
+    from conf.chat_template import ChatMessage, ChatTemplate, TokenizerFiles
+
+KEY, SYSTEM = "data.chat_template", "data.prompt.system"
+
+
+@check("chat_template", "error", KEY, SYSTEM, also="note", live=True)
+def turns_are_the_models_own(config: Config, context: Context) -> Iterator[Issue]:
+    """A model that is asked in other turns than it was tuned on starts from wrong answers, without any error. A note
+    shows the prompt of a model's own template, or why a template beside the tokenizer is not used.
+    """
+    data = config.data
+    if config.program.kind != "trainer" or not isinstance(data, QuestionData) or data.tokenizer == MISSING_TOKENIZER:
+        return
+    from conf.chat_template import BUILT_IN, ChatTemplate, ChatTemplateError
+
+    try:
+        if (files := _files(config, data)) is None:
+            return
+        own = files.template
+        if data.chat_template == "none":
+            yield from _unused(files)
+        elif data.chat_template != "own":
+            asked = ChatTemplate.built_in(data.chat_template, data.bos)
+            if own is not None:
+                yield from _differences(data, asked, own)
+        elif own is None:
+            choices = ", ".join(("none", *BUILT_IN))
+            yield Issue(f"there is no template beside {data.tokenizer}; copy it there, or set one of {choices}", KEY)
+        else:
+            yield from _example(data, own, files.stop_ids)
+    except HubFileError as error:
+        if data.chat_template == "none":
+            return  # `source` reports it
+        yield Issue(f"the template beside {data.tokenizer} was not read: {error}", KEY, "note")
+    except ChatTemplateError as error:
+        severity = "note" if data.chat_template == "none" else "error"
+        yield Issue(f"the template beside {data.tokenizer} cannot be used: {error}", KEY, severity)
+
+
+def _unused(files: "TokenizerFiles") -> Iterator[Issue]:
+    if files.template is not None and files.is_tuned:
+        yield Issue("the model was tuned on a chat, which `own` writes; its prompts are plain text", KEY, "note")
+    elif files.template is not None:
+        stops = ", ".join(sorted(files.stop_names)) or "no token"
+        message = f"the tokenizer has a chat template, but the model stops at {stops}, as one that was not tuned on it"
+        yield Issue(f"{message}; prompts are plain text, and `own` writes its turns", KEY, "note")
+
+
+def _differences(data: QuestionData, asked: "ChatTemplate", own: "ChatTemplate") -> Iterator[Issue]:
+    from conf.chat_template import ChatTemplateError
+
+    for said in (_turns(data)[:-2], _turns(data)):  # the shorter one is easier to compare
+        ours = asked.render(said)
+        try:
+            told = repr(own.render(said))
+        except ChatTemplateError as error:
+            told = f"refuses it: {error}"
+        if told != repr(ours):
+            message = f"{data.chat_template} writes {ours!r}, the model's own template {told}; set {KEY}=own"
+            yield Issue(message, KEY)
+            return
+
+
+def _example(data: QuestionData, own: "ChatTemplate", stops: tuple[int, ...]) -> Iterator[Issue]:
+    from conf.chat_template import CLOCK, ChatTemplateError
+
+    try:
+        own.render(_turns(data))
+    except ChatTemplateError as error:
+        if data.prompt.system is None:
+            raise
+        own.render(_turns(data)[1:])
+        yield Issue(f"the model's own template takes no message of the system: {error}; set null", SYSTEM)
+        return
+    text, ids = own.render(_turns(data)[:-2]), ", ".join(map(str, stops))
+    ends = f"the end of a turn{f', or the tokens {ids} that its files name' if ids else ''}"
+    yield Issue(f"the model's own template writes prompts such as {text!r}; responses end at {ends}", KEY, "note")
+    if CLOCK in own.source:
+        message = "the template asks for today's date; a run and its export have the date that it keeps for want of one"
+        yield Issue(message, KEY, "note")
+
+
+def _turns(data: QuestionData) -> list["ChatMessage"]:
+    """Return a conversation of two questions, with the system's message of `data`."""
+    from conf.chat_template import ChatMessage
+
+    said = [("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 3?")]
+    system = [] if data.prompt.system is None else [("system", data.prompt.system)]
+    return [ChatMessage(*turn) for turn in (*system, *said)]
+
+
+def _files(config: Config, data: QuestionData) -> "TokenizerFiles | None":
+    """Return the files beside the tokenizer; None if they cannot be read from here. Raises HubFileError."""
+    from conf.chat_template import TokenizerFiles
+
+    folder, _, _ = data.tokenizer.rpartition("/")
+    if paths_here(config, data.tokenizer):
+
+        def read(name: str) -> bytes | None:
+            found = paths_here(config, f"{folder}/{name}")
+            return found[0].read_bytes() if found else None
+
+        return TokenizerFiles(read)
+    asset = config.assets.models.get(folder.removeprefix(ASSET)) if folder.startswith(ASSET) else None
+    if asset is None or not str(asset.source).startswith(HUB):
+        return None
+    if data.chat_template == "none" and lookup_problem(hub_endpoint()):
+        return None  # without a network, a note is not worth the import of the Hub's library
+    return hub_tokenizer(parse_source(str(asset.source)))
