@@ -202,6 +202,14 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_in_a_clone(slipway: Sl
     (root / "train.py").write_text("lr = 2\n")
     (root / "new.py").write_text("untracked\n")
     (root / "old.py").unlink()
+    (root / "lib").mkdir()
+    (root / "lib/near.py").touch()
+    (root / "linked").symlink_to("lib")
+    (root / "out").mkdir()
+    (root / "out/x").touch()
+    left_out = {"old.py": "deleted here, tracked by git", "out/": "ignored by git"}
+    for words in ((SAYS,), ("-m", SAYS, "run.seed=1,2")):
+        assert slipway.json("plan", *words)["left_out"] == left_out
     about = (("status", "--porcelain"), ("rev-parse", "HEAD"), ("diff", "--cached"))
     before = [git(root, *words) for words in about]
     code, out, err = slipway("up", SAYS)
