@@ -19,15 +19,21 @@ def main() -> int:
     os.umask(0o077)  # no other user of this machine may read keys, tokens, logs and records
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looks for them in every installed package
     gc.set_threshold(OBJECTS_PER_COLLECTION)
-    _leave_out_the_working_directory()
+    try:
+        _leave_out_the_working_directory()
+    except FileNotFoundError:
+        print("error: the working folder has been deleted; change to one that exists", file=sys.stderr)
+        return 2
     if len(sys.argv) > 1 and PROGRAM.fullmatch(sys.argv[1]):
         from controller.core.this_process import own_program
 
         command = own_program(*sys.argv[1:])
         os.execv(command[0], command)  # noqa: S606 - our own program
     try:
-        from controller.cli.main import run  # imports `conf`, which may exist in the working directory too
+        from conf.proxies import settle_proxies  # a `conf` may exist in the working directory too
+        from controller.cli.main import run
 
+        settle_proxies()
         return run(sys.argv[1:])
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -79,12 +79,12 @@ class Emulator:
 
     def _ask(self, name: str, body: bytes | None, method: str | None = None) -> str:
         import urllib.error
-        import urllib.request
+        from urllib.request import ProxyHandler, Request, build_opener
 
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/emulator/{name}", data=body, headers=headers, method=method)  # noqa: S310 - loopback
+        request = Request(f"{self.url}/emulator/{name}", data=body, headers=headers, method=method)  # noqa: S310 - loopback
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            with build_opener(ProxyHandler({})).open(request, timeout=30) as answer:
                 return answer.read().decode()
         except urllib.error.HTTPError as error:  # its errors are written for the user
             raise ConfigError(json.load(error)["error"]["message"]) from None

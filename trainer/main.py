@@ -58,10 +58,10 @@ def main() -> None:
         experiment = experiment.on_workers(1 if sampler else experiment.pod.workers - experiment.sampler_workers)
         if sampler and CHILD_VARIABLE not in os.environ:
             runtime.exit_now(supervise(path))
+        files.use_buckets(experiment.checkpoint.max_outage_hours)
         runtime.set_cpu_threads(experiment.pod)
         runtime.keep_freed_memory(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS, part=bool(experiment.sampler_workers))
-        files.use_buckets(experiment.checkpoint.max_outage_hours)
         find_credentials(experiment.dir)
         wait_for_storage(RunStorage(experiment.dir), experiment.checkpoint.max_outage_hours)
         agreement.check_devices(experiment.pod)

@@ -3,12 +3,14 @@
 `key=value` always sets config; options of a verb are flags. Flags never enter the config or a run's identity.
 """
 
+import errno
 import importlib
+import os
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from controller.records import index
 from controller.run.options import RunOptions
 
 HELP_FLAGS = {*HELP.names}
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 VERSION_FLAGS = ("--version", "-V")
 
 
@@ -200,7 +203,9 @@ def run(argv: Sequence[str]) -> int:
         command = with_recalled(with_program(parse(argv)))
         name = module_of(command.verb, of_sweep=getattr(command.flags, "multirun", False))
         module = importlib.import_module(name)  # only this verb's imports are paid for
-        return getattr(module, f"run_{command.verb}")(command)
+        code = getattr(module, f"run_{command.verb}")(command)
+        sys.stdout.flush()
+        return code
     except SlipwayError as error:
         width = width_of(sys.stderr)
         for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
@@ -212,4 +217,17 @@ def run(argv: Sequence[str]) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `slipway logs | head`
         sys.stderr.close()
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        with suppress(OSError):
+            print(f"error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _drop_output() -> None:
+    """Let what is still in the buffer of stdout go nowhere: at the end of the process it would be an error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -120,7 +120,7 @@ def hub_file(address: SourceAddress, name: str) -> Path:
     try:
         where = {"revision": address.revision, "endpoint": endpoint, "etag_timeout": TIMEOUT_SECONDS}
         return Path(hf_hub_download(repository, name, **where))
-    except (HTTPError, OSError, ValueError) as error:
+    except (HTTPError, ImportError, OSError, ValueError) as error:  # of a package for proxies of SOCKS
         reasons: dict[type[Exception], str] = {
             GatedRepoError: f"it is gated; accept its license at {page}, then run `hf auth login` or export HF_TOKEN",
             RepositoryNotFoundError: f"there is no public repository {page}; for a private one, export HF_TOKEN",
@@ -267,6 +267,6 @@ def _downloaded(repository: str) -> Path:
         raise _UnreadableError(f"there is no such folder here, and no public repository {page}") from None
     except EntryNotFoundError:
         raise _UnreadableError(f"{page} has no {FILE}") from None
-    except (HTTPError, OSError, ValueError) as error:
+    except (HTTPError, ImportError, OSError, ValueError) as error:  # of a package for proxies of SOCKS
         why = " ".join(str(error).split())[:200]
         raise _UnreadableError(f"there is no such folder here, and {page} does not answer ({why})") from None

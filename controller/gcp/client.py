@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.core.this_process import Clock
+from controller.gcp.connections import make_connection, use_proxies
 from controller.gcp.credentials import NO_CREDENTIALS
 from controller.gcp.google_errors import UNREACHABLE, GoogleError, NoCredentialsError, Retries, http_error
 
@@ -59,6 +60,7 @@ class GoogleClient:
     """
 
     def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
+        use_proxies(to_google=roots is None)
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
         self._lock = threading.Lock()
         self._retries = Retries(clock)
@@ -273,12 +275,9 @@ class GoogleClient:
     def _connection(self, method_id: str) -> Iterator[Any]:
         """Yield a connection for one request, since httplib2 is not thread-safe. A failed connection is not reused."""
         import google_auth_httplib2
-        from googleapiclient.http import build_http  # a plain Http takes the 308 of a resumable upload for a redirect
 
         if method_id.endswith("Operations.wait"):  # the only request that Google answers minutes later
-            patient = build_http()
-            patient.timeout = WAIT_TIMEOUT_SECONDS
-            http = google_auth_httplib2.AuthorizedHttp(self._credentials, patient)
+            http = google_auth_httplib2.AuthorizedHttp(self._credentials, make_connection(WAIT_TIMEOUT_SECONDS))
             try:
                 yield self.wrap_connection(http, method_id)
             finally:
@@ -286,7 +285,7 @@ class GoogleClient:
             return
         with self._lock:
             http = self._idle_connections.pop() if self._idle_connections else None
-        http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, build_http())
+        http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, make_connection())
         try:
             yield self.wrap_connection(http, method_id)
         except BaseException:
@@ -306,12 +305,11 @@ class GoogleClient:
 
     def _valid_token(self) -> str:
         import google_auth_httplib2
-        from googleapiclient.http import build_http
 
         credentials: Any = self._credentials
         with self._lock, _translate_errors("access token"):
             if not credentials.valid:
-                with closing(build_http()) as http:
+                with closing(make_connection()) as http:
                     credentials.refresh(google_auth_httplib2.Request(http))
             return credentials.token
 
@@ -350,14 +348,13 @@ def _method_of(api: str, method: str, root: str | None) -> Callable[..., Any]:
     of the discovery document that describes this one.
     """
     from googleapiclient.discovery import build_from_document
-    from googleapiclient.http import build_http
 
     *parents, leaf = method.split(".")
     document = _cut_document(_discovery_document(api), parents, leaf.removesuffix("_media"))
     document["schemas"] = {"Any": {"id": "Any", "type": "any"}}
     if root:
         document["rootUrl"] = document["mtlsRootUrl"] = root
-    node = build_from_document(document, http=build_http())
+    node = build_from_document(document, http=make_connection())
     for parent in parents:
         node = getattr(node, parent)()
     return getattr(node, leaf)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from conf.proxies import unusable_proxy
 from conf.schema.assets import SourceAddress
 from controller.core.errors import CloudError
 from controller.inputs.resolved_assets import Digests, hash_file
@@ -75,11 +76,16 @@ def hub_endpoint() -> str:
 
 
 def lookup_problem(endpoint: str) -> str:
-    """Return why the Hub's name cannot be looked up; empty if it can, or if a proxy does so.
+    """Return why the Hub's name cannot be looked up; empty if it can, or if a proxy does so, unless of another kind.
 
     Without a network this saves the import of the Hub's library, which takes longer than all other checks together.
     """
     host = urlsplit(endpoint).hostname
+    if problem := unusable_proxy():
+        from urllib.request import proxy_bypass  # with ssl; most verbs ask nobody
+
+        if not proxy_bypass(str(host)):
+            return problem
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:

@@ -9,6 +9,8 @@ waits as long as `checkpoint.max_outage_hours`.
 import logging
 import time
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from gcsfs import GCSFileSystem
 from gcsfs.retry import is_retriable, retry_request
@@ -30,6 +32,10 @@ class BucketFileSystem(GCSFileSystem):
 
     def __init__(self, *args: Any, max_outage_hours: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, **{"use_listings_cache": False} | kwargs)
+        # not with aiohttp's trust_env, which refuses requests where ~/.netrc has a default entry
+        place = urlsplit(self.base)
+        if not proxy_bypass(place.netloc) and (proxy := getproxies().get(place.scheme)):
+            self.session_kwargs = {"proxy": proxy} | self.session_kwargs
         self._max_outage_seconds = 3600 * max_outage_hours
 
     def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """Files, local or in a bucket; whatever the trainer opens to read, it opens here."""
 
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from conf.formats import HEAD_BYTES, packed_form
+from conf.proxies import settle_proxies
 from conf.schema.training.run_yaml import RunFileError
 
 BUFFER_BYTES = 1 << 16
@@ -21,8 +23,10 @@ BUFFER_BYTES = 1 << 16
 def use_buckets(max_outage_hours: float = 0.0) -> None:
     """Use `buckets.BucketFileSystem` for all gs:// paths of this process; gcsfs is imported at the first of them.
 
-    Every program of the trainer calls it before it opens a path. max_outage_hours: how long a read is tried again.
+    Every program of the trainer calls it before it opens a path or meets other processes, which no proxy may stand
+    between. max_outage_hours: how long a read is tried again.
     """
+    settle_proxies(direct=filter(None, os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")))
     for scheme in ("gs", "gcs"):
         fsspec.config.conf.setdefault(scheme, {})["max_outage_hours"] = max_outage_hours
         fsspec.register_implementation(scheme, "trainer.corpus.buckets.BucketFileSystem", clobber=True)

@@ -204,5 +204,5 @@ def _ask(path: str, body: bytes | None = None) -> bytes:
     headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
     url = os.environ["STORAGE_EMULATOR_HOST"] + path
     request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - on loopback
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
         return answer.read()

@@ -272,12 +272,12 @@ def test_the_first_service_that_knows_our_address_is_believed(
 ) -> None:
     answers = {"good": b"8.8.4.4\n", "html": b"<html>", "six": b"2001:db8::1\n"}
 
-    def answer(service: str, timeout: float) -> io.BytesIO:
+    def answer(_: object, service: str, timeout: float) -> io.BytesIO:
         if service not in answers:
             raise HTTPError(service, 500, "", Message(), None)
         return io.BytesIO(answers[service])
 
-    monkeypatch.setattr("urllib.request.urlopen", answer)
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", answer)
     assert find_public_ip(tuple(asked.split())) == found
 
 

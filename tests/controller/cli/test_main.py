@@ -1,0 +1,36 @@
+"""The command as a process: a deleted folder and an output that cannot be written end it with one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+PROGRAM = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from controller.__main__ import main; sys.exit(main())"
+
+
+def slipway(*words: str, cwd: Path | None = None, stdout: str = "") -> tuple[int, str]:
+    """Exit code and stderr of the command in a process of its own."""
+    with open(stdout or os.devnull, "w") as out:  # noqa: PTH123
+        argv = [sys.executable, "-P", "-c", PROGRAM, *words]
+        done = subprocess.run(argv, cwd=cwd, stdout=out, stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("words", [["plan", "+experiment=quickstart"], ["runs"], ["--version"]])
+def test_a_deleted_folder(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = f"import os; os.chdir({str(tmp_path / 'gone')!r}); os.rmdir({str(tmp_path / 'gone')!r}); {PROGRAM}"
+    done = subprocess.run([sys.executable, "-P", "-c", script, *words], capture_output=True, text=True)
+    said = "error: the working folder has been deleted; change to one that exists\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize("words", [["--version"], ["help"], ["runs", "--json"]])
+def test_a_full_disk(words: list[str], tmp_path: Path) -> None:
+    said = "error: cannot write the output: No space left on device\n"
+    assert slipway(*words, cwd=tmp_path, stdout="/dev/full") == (1, said)
