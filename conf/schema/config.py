@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -190,6 +191,13 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
     if error["type"] == "tuple_type" and isinstance(error["input"], str) and error["input"]:
         items = ", ".join(shlex.split(error["input"], posix=False))
         return ConfigProblem(key, f"must be a list of words, not a string: '{key}=[{items}]'")
+    if error["loc"][-1] == "[key]" and not isinstance(error["input"], str):
+        section = ".".join(_key_path(raw, error["loc"][:-2]))
+        return ConfigProblem(section, f"a key is read as {json.dumps(error['input'])}, not as text; quote it in YAML")
+    if error["type"] == "string_type" and isinstance(error["input"], NoneType | bool | int | float):
+        text = json.dumps(error["input"])
+        quoted = f"""{path[-1]}: "{text}" in YAML, '{key}="{text}"' in a shell"""
+        return ConfigProblem(key, f"must be text, not {text}; if it is meant as text, quote it: {quoted}")
     if error["type"] == "string_pattern_mismatch" and path[-1] in VALUE_HINTS:
         return ConfigProblem(key, f"{escape_line(repr(error['input']))} is invalid; {VALUE_HINTS[path[-1]]}")
     message = error["msg"].removeprefix("Value error, ")

@@ -164,19 +164,10 @@ class Env(Strict):
     @field_validator("vars", mode="before")
     @classmethod
     def variables_are_text(cls, value: object) -> object:
-        """Turn numbers and booleans into text: YAML reads them in `DEBUG: 1`, and the environment has only text."""
+        """Turn numbers and booleans into text; those that were written are text already, and these are of `${…}`."""
         if not isinstance(value, dict):
             return value
         return {
             name: str(text).lower() if isinstance(text, bool) else str(text) if isinstance(text, int | float) else text
             for name, text in value.items()
         }
-
-    @field_validator("python", mode="before")
-    @classmethod
-    def quoted(cls, value: object) -> object:
-        if isinstance(value, float):  # YAML reads 3.10 as 3.1
-            raise ValueError(
-                'must be quoted, because YAML reads 3.10 as 3.1: "3.11" in YAML, env.python=\'"3.11"\' in a shell'
-            )
-        return value

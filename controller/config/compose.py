@@ -1,13 +1,13 @@
 """Compose command-line overrides and YAML groups with Hydra into one validated `Config`.
 
-Hydra composes plain data; `conf.schema.config` validates it. Hydra's errors become ConfigErrors. A user's files are
-checked before Hydra reads them, and no secret of the environment gets into a config, which is shown and recorded.
+Hydra composes plain data; `conf.schema.config` validates it. Whatever Hydra refuses becomes a ConfigError. A user's
+files are checked before Hydra reads them, and no secret of the environment gets into a config, which is shown and
+recorded.
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 import threading
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import conf
+from controller.config.refusals import explained, require_lone_functions, several_values
+from controller.config.texts import quote_numbers
 from controller.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,51 +109,43 @@ def _apply_overrides(made: Any, overrides: Sequence[str], extra_dir: Path | None
     if not overrides:
         return
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     from controller.config.kinds import make_room
 
-    try:
-        for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in overrides]):
+    words = [normalize_override(word) for word in overrides]
+    with explained(words, extra_dir, config_groups):
+        for word, override in zip(
+            words, OverridesParser.create().parse_overrides([*map(quote_numbers, words)]), strict=True
+        ):
             key = override.key_or_group
+            require_lone_functions(key, override.value())
             if override.is_sweep_override():
-                raise ConfigError(_several_values(key, str(override.input_line).partition("=")[2]))
+                raise ConfigError(several_values(key, word.partition("=")[2]))
             make_room(made, key, override.value())
             OmegaConf.update(made, key, override.value(), merge=f"{key}=" not in REPLACED, force_add=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_translate_error(error, overrides, extra_dir)) from None
 
 
 def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     from controller.config.kinds import use_kinds
 
     chosen = [normalize_override(word) for word in overrides if not _is_value_override(word)]
-    wanted = [*chosen, *search_path_override(extra_dir)]
+    wanted = [*map(quote_numbers, chosen), *search_path_override(extra_dir)]
     if extra_dir is not None:
-        check_experiment_files(extra_dir, wanted)
+        check_experiment_files(extra_dir, chosen)
     register_resolvers()
-    try:
-        with guarded_variables(), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            use_kinds()
-            made = hydra_compose("config", overrides=wanted)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_translate_error(error, wanted, extra_dir)) from None
-    except YAMLError as error:  # in a user's file, such as a tag that creates an object
-        raise ConfigError(" ".join(f"cannot compose the config: {error}".split())) from None
+    with (
+        explained(chosen, extra_dir, config_groups),
+        guarded_variables(),
+        initialize_config_dir(str(CONFIG_DIR), version_base="1.3"),
+    ):
+        use_kinds()
+        made = hydra_compose("config", overrides=wanted)
     _apply_overrides(made, [word for word in overrides if _is_value_override(word)], extra_dir)
     return made
-
-
-def _several_values(key: str, value: str) -> str:
-    return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
 
 
 def search_path_override(extra_dir: Path | None) -> list[str]:
@@ -171,13 +165,9 @@ def register_resolvers() -> None:
 
 def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        with guarded_variables():
-            data = OmegaConf.to_container(composed, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_translate_error(error, [normalize_override(o) for o in overrides], extra_dir)) from None
+    with explained([*map(normalize_override, overrides)], extra_dir, config_groups), guarded_variables():
+        data = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 
@@ -235,64 +225,6 @@ def _installed(path: str) -> str:
 def _packages_on(cloud_kind: str) -> str:
     """Resolve `${packages_on:CLOUD}`: emulated workers have this machine's packages, and TPU VM images have no JAX."""
     return "image" if cloud_kind == "local" else "lock"
-
-
-def _parses(override: str) -> bool:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        OverridesParser.create().parse_override(override)
-    except HydraException:
-        return False
-    return True
-
-
-def _quoting_hint(key: str, value: str) -> str:
-    """Say how a value must be written that Hydra's grammar does not accept."""
-    if value.startswith("{") and re.search(r"[\"'][^\"']*[\"']\s*:", value):
-        return f"write keys without quotes, and a colon in a key as \\:, as in '{key}={{module\\:name: 0.1}}'"
-    if letters := [sign for sign in value if not sign.isascii()]:
-        return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
-    return f"quote values with commas, brackets or spaces: '{key}=\"…\"'"
-
-
-def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
-    """Name the wrong override and its choices, or return Hydra's message where that is impossible."""
-    from conf.schema.base import successors
-    from conf.schema.config import find_keys
-
-    choices = config_groups(extra_dir)
-    for override in overrides:
-        key, equals, value = override.lstrip("+~").partition("=")
-        if "." in key or not equals:
-            continue
-        if key not in choices:
-            if meant := find_keys(key):
-                return f"{key}: unknown group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
-            near = difflib.get_close_matches(key, choices, n=1)
-            hint = f"did you mean {near[0]}=…? " if near else ""
-            return f"{key}: unknown group; {hint}groups: {', '.join(choices)}"
-        if value not in {*choices[key], "null"}:
-            near = difflib.get_close_matches(value.replace("v5e", "v5litepod"), choices[key], n=1)
-            hint = f"did you mean {key}={near[0]}? " if near else ""
-            return f"{key}: no {key} named {value!r}; {hint}choices: {', '.join(choices[key])}"
-    for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        if not _parses(override):
-            return f"{key}: {value!r} cannot be parsed; {_quoting_hint(key, value)}"
-        if f"'{override}'" in str(error) and "Ambiguous value" in str(error):
-            return _several_values(key, value)
-    cause: BaseException = error
-    while not str(cause).strip() and cause.__cause__ is not None:
-        cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
-    message = (str(cause).strip() or repr(cause)).splitlines()[0]
-    if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours
-        place = re.search(r"full_key: (\S+)", str(cause))
-        return f"{place[1]}: {refused[1]}" if place else refused[1]
-    named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
-    renamed = ", ".join(name for key in named for name in successors(key.split(".")))
-    return f"cannot compose the config: {message}{f'; renamed to {renamed}' if renamed else ''}"
 
 
 SECRET_NAME = re.compile(

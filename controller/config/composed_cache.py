@@ -33,7 +33,7 @@ def cache_file(overrides: Sequence[str], extra_dir: Path | None) -> Path | None:
         return None
     names = {name for read in bundled.values() for name in _ENVIRONMENT.findall(read.decode())}
     key = hashlib.sha256()
-    rules = [_modified(f"controller.config.{name}") for name in ("compose", "kinds")]
+    rules = [_modified(f"controller.config.{name}") for name in ("compose", "kinds", "texts")]
     where = [str(CONFIG_DIR), str(extra_dir), _modified("hydra"), *rules, _plugins()]
     variables = {name: os.environ.get(name) for name in sorted(names)}
     key.update(json.dumps([where, list(overrides), variables]).encode())

@@ -6,6 +6,7 @@ chosen as a group, and files of a group build on each other across kinds.
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -13,6 +14,8 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from controller.config.texts import restore_texts
 
 
 def make_room(composed: DictConfig, key: str, value: Any) -> None:
@@ -29,13 +32,17 @@ def use_kinds() -> None:
 
 
 class _KindLoader(ConfigLoaderImpl):
-    """Hydra's loader, where each file takes away what it replaces from the files before it."""
+    """Hydra's loader, where texts are as written, and each file takes away what it replaces from those before it."""
 
     _loaded: Iterator[ConfigResult]
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: Any) -> DictConfig:
         loaded = [super(_KindLoader, self)._load_single_config(default, repo) for default in defaults]
-        found = [[*_kinds(OmegaConf.to_container(result.config), ())] for result in loaded]
+        plain = [OmegaConf.to_container(result.config) for result in loaded]
+        for default, result, data in zip(defaults, loaded, plain, strict=True):
+            file = Path(result.path.removeprefix("file://"), f"{default.config_path}.yaml")
+            restore_texts(result.config, data, file, default.package or "")
+        found = [[*_kinds(data, ())] for data in plain]
         for number, kinds in enumerate(found):
             for path, kind in kinds:
                 for earlier in range(number):

@@ -16,6 +16,8 @@ from typing import Any
 
 from conf.schema.run_sections import Sweep
 from controller.config.compose import config_groups, normalize_override
+from controller.config.refusals import range_values, require_lone_functions, unparsable
+from controller.config.texts import quote_numbers, unquoted
 from controller.core.errors import ConfigError
 
 
@@ -45,22 +47,22 @@ def split_overrides(overrides: Sequence[str], folder: Path) -> tuple[tuple[str, 
     """Return the overrides that all runs share, and the search space of the others.
 
     Raises:
-        ConfigError: Hydra cannot parse an override, or a glob matches nothing.
+        ConfigError: Hydra refuses an override, or a range or glob has no values.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
 
     parser = OverridesParser.create()
     same: list[str] = []
     choices: dict[str, tuple[str, ...]] = {}
     intervals: dict[str, tuple[float, float, bool, bool]] = {}
     for word in overrides:
+        key, _, value = word.partition("=")
         try:
-            override = parser.parse_override(normalize_override(word))
-        except HydraException:
-            key, _, value = word.partition("=")
-            raise ConfigError(f"{key}: {value!r} cannot be parsed; quote values with commas: '{key}=\"…\"'") from None
-        prefix = f"{word.partition('=')[0]}="
+            override = parser.parse_override(quote_numbers(normalize_override(word)))
+        except Exception as error:  # also a ValueError, of a number with thousands of digits
+            raise ConfigError(unparsable(key, value, error)) from None
+        require_lone_functions(key, override.value())
+        prefix = f"{key}="
         if not override.is_sweep_override():
             same.append(word)
         elif override.is_interval_sweep():
@@ -94,12 +96,37 @@ def expand_grid(overrides: Sequence[str], sweep: Sweep, folder: Path) -> list[Va
     ]
 
 
+def rounding_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:
+    """Return a note for each range of floats whose last value is its end, which rounding has left a little short."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import RangeSweep
+
+    notes = list[str]()
+    for word in (*overrides, *(f"{key}={value}" for key, value in sweep.params.items())):
+        value: Any = None
+        if "range(" in word:
+            value = OverridesParser.create().parse_override(normalize_override(word)).value()
+        if isinstance(value, RangeSweep) and value.stop is not None:
+            *_, last = value.range()
+            step = float(value.step)
+            if abs(float(value.stop) - last) < 1e-6 * abs(step):
+                before = f"range({value.start},{float(value.stop) - step / 2:.6g},{value.step})"
+                notes.append(
+                    f"{word.partition('=')[0]}: the last value of the range, {last!r}, is its end {value.stop} but for "
+                    f"rounding; without it: {before}"
+                )
+    return notes
+
+
 def _parse_choices(override: Any, word: str, folder: Path) -> tuple[str, ...]:
-    from hydra.core.override_parser.types import Glob
+    from hydra.core.override_parser.types import Glob, RangeSweep
 
     value = override.value()
+    prefix = f"{word.partition('=')[0]}="
+    if isinstance(value, RangeSweep):
+        range_values(prefix[:-1], value)
     if not isinstance(value, Glob):
-        return tuple(override.sweep_string_iterator())
+        return tuple(unquoted(prefix, text) for text in override.sweep_string_iterator())
     key = word.lstrip("+").partition("=")[0]
     known = config_groups(folder / "slipway").get(key, [])
     if not (found := tuple(value.filter(known))):

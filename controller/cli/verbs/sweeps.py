@@ -33,6 +33,7 @@ from controller.sweep.board import (
     render_board,
 )
 from controller.sweep.definition import SweepDefinition, SweepJob, override_key
+from controller.sweep.grid import rounding_notes
 from controller.sweep.pod_pool import delete_pods, drive_sweep
 from controller.sweep.sweep_session import SweepSession, open_sweep
 
@@ -59,6 +60,7 @@ def run_plan(command: Command) -> int:
         definition, rows = session.definition, session.board_rows()
         config = definition.jobs[0].config if definition.jobs else definition.base_config
         code = take_snapshot(config, definition.folder)
+        notes = rounding_notes(command.overrides, definition.sweep)
         if command.flags.json:
             states = {row.run: row.state for row in rows}
             runs = [_job_json(session, job, states[job.run_id]) for job in definition.jobs]
@@ -68,6 +70,7 @@ def run_plan(command: Command) -> int:
                 "runs": runs,
                 "pods": definition.sweep.pods,
                 "left_out": dict(code.left_out),
+                "notes": notes,
             }
             document["hypothesis"] = said and {**said.model_dump(), "misfit": definition.misfit}
             print(json.dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
@@ -80,7 +83,8 @@ def run_plan(command: Command) -> int:
         ]
         width = width_of(sys.stdout)
         head = [wrap(line, width, 9) for line in session.summary_lines()]
-        print("\n".join([*head, "", *(wrap(line, width, 6) for line in lines)]))
+        said = [wrap(f"note: {note}", width, 2) for note in notes]
+        print("\n".join([*head, "", *(wrap(line, width, 6) for line in lines), *said]))
         if no_project := missing_project(session.context.project):
             findings = [
                 Finding(

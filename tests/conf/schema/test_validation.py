@@ -24,7 +24,18 @@ COMMAND = ["program=command", "program.command=[a]"]
         ([*TINY, "loop.stepz=3"], "loop.stepz: unknown key; did you mean loop.steps?"),
         (["+experiment=trm_sudoku", "loop.steps=100"], "loop.puzzle: steps: 50000 epochs are 65104 updates; set"),
         ([*TINY, "data.prompt.answer='{a.b}'"], "data.prompt: answer: {…} must contain only a column name; write {{"),
-        ([*TINY, "env.python=3.10"], "env.python: must be quoted, because YAML reads 3.10 as 3.1"),
+        (
+            [*TINY, "run.name=null"],
+            'run.name: must be text, not null; if it is meant as text, quote it: name: "null" in',
+        ),
+        (
+            [*TINY, "env.python=${run.seed}"],
+            "env.python: must be text, not 0; if it is meant as text, quote it: python: ",
+        ),
+        (
+            [*TINY, "env.vars={A: a, B: null}"],
+            "env.vars.B: must be text, not null; if it is meant as text, quote it: B",
+        ),
     ],
 )
 def test_a_mistake_names_its_key_and_the_cure(words: list[str], said: str) -> None:

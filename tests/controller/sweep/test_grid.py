@@ -17,7 +17,7 @@ from controller.records.ledger import Result
 from controller.run.options import RunOptions
 from controller.sweep import pod_pool
 from controller.sweep.definition import JobBuilder, SearchSource, SweepJob, define_sweep
-from controller.sweep.grid import apply_launcher, expand_grid, split_overrides
+from controller.sweep.grid import apply_launcher, expand_grid, rounding_notes, split_overrides
 from controller.sweep.sweep_session import SweepSession
 
 HERE = Path(__file__).parent
@@ -39,6 +39,72 @@ def test_hydras_grammar_last_word_fastest() -> None:
     assert found[0].overrides == ("+experiment=quickstart", *wanted[0])
     with pytest.raises(ConfigError, match=r"loop\.kl_coef: '0,\[' cannot be parsed"):
         expand_grid(["loop.kl_coef=0,["], sweep(), HERE)
+
+
+LISTED = r"cannot stand inside a list or beside other values; list the values"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("run.seed=range(1,3),5", rf"run\.seed: range\(…\) {LISTED}: 'run\.seed=1,2,5'$"),
+        ("run.seed=5,choice(1,2),range(0,4,2)", rf"run\.seed: choice\(…\) {LISTED}: 'run\.seed=5,1,2,0,2'$"),
+        ("run.seed=choice(range(1,3),7)", "RangeSweep is incompatible .*; list the values in its place$"),
+        (
+            "optimizer.lr=interval(0,1),2",
+            r"interval\(…\) cannot .*; an interval is for sweep\.search, and the only value",
+        ),
+        ("optimizer.lr=[interval(0,1)]", r"interval\(…\) cannot "),
+        ("loop=glob(*grpo),lm", rf"loop: glob\(…\) {LISTED}$"),
+        ("program.command=[a,range(1,3)]", rf"program\.command: range\(…\) {LISTED}$"),
+        ("program.command={a:choice(1,2)}", rf"choice\(…\) {LISTED}$"),
+        ("run.seed=range(0,100),7", rf"range\(…\) {LISTED}$"),
+        ("run.seed=range(1,3,0)", r"run\.seed: range\(1,3,0\) has no end; its step cannot be 0"),
+        ("run.seed=range(0,1,0.0)", "has no end"),
+        ("run.seed=range(0,inf)", "has no end"),
+        ("run.seed=range(0,nan)", "has no end"),
+        ("run.seed=range(3,1)", r"run\.seed: range\(3,1,1\) has no values"),
+        ("run.seed=range(0,1e9)", "more than 10000 values"),
+        ("run.seed=range(a,b)", "run\\.seed: .*while evaluating 'range"),
+        ("run.seed=choice()", "empty choice is not legal"),
+        ("run.seed=choice(choice(1,2))", "nesting choices is not supported; list the values"),
+        ("run.seed=sort(1,a)", "while evaluating"),
+        ("run.seed=str(interval(1,2))", "Intervals cannot be cast to str"),
+        ("run.seed=tag(1)", "while evaluating"),
+        ("run.seed=shuffle(interval(1,2))", "while evaluating"),
+        ("run.seed=nobody(1,2)", "Unknown function 'nobody'"),
+        ("run.seed=range(1,3", "cannot be parsed"),
+        (f"run.seed={'9' * 5000},1", "cannot be parsed"),
+    ],
+)
+def test_what_a_sweep_cannot_hold_is_refused_with_the_cure(word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        expand_grid([word], sweep(), HERE)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "last"),
+    [
+        ("range(0,0.9,0.3)", "0.8999999999999999"),
+        ("range(1,0.1,-0.3)", "0.10000000000000003"),
+        ("float(range(0,0.9,0.3))", "0.8999999999999999"),
+        ("range(0,0.6,0.2)", ""),
+        ("range(0,0.95,0.3)", ""),
+        ("range(0,3)", ""),
+        ("0.3,0.9", ""),
+    ],
+)
+def test_a_range_of_floats_that_holds_its_own_end_is_noted(values: str, last: str) -> None:
+    notes = rounding_notes([*GRID, f"optimizer.lr={values}"], sweep(params={"run.seed": "3"}))
+    assert notes == rounding_notes([], sweep(params={"optimizer.lr": values}))
+    assert len(notes) == bool(last)
+    for note in notes:
+        assert note.startswith(f"optimizer.lr: the last value of the range, {last}, is its end ")
+        without = note.rpartition(": ")[2]
+        runs = [expand_grid([f"optimizer.lr={each}"], sweep(), HERE) for each in (values, without)]
+        assert len(runs[0]) == len(runs[1]) + 1
+        assert rounding_notes([f"optimizer.lr={without}"], sweep()) == []
 
 
 def test_equal_to_hydras_own_sweeper() -> None:

@@ -1,0 +1,53 @@
+"""Which keys of the config take text and no number: what they are given keeps the characters that were written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from conf.schema.config import Config
+
+
+@cache
+def is_text(path: tuple[str, ...]) -> bool:
+    """Return whether a key takes text, and nothing that YAML or Hydra would read as a number or a boolean.
+
+    path: parts of the dotted key; those of a list are its numbers, from 0.
+    """
+    kinds: list[Any] = [Config]
+    for part in path:
+        kinds = [kind for parent in kinds for child in _children(parent, part) for kind in _alternatives(child)]
+    return any(map(_holds_text, kinds)) and not any(kind in (int, float, bool, Any, object) for kind in kinds)
+
+
+def _children(kind: Any, part: str) -> Iterator[Any]:
+    """Yield what stands below a part of a key."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if part in kind.model_fields:
+            yield kind.model_fields[part].annotation
+        return
+    origin, inner = get_origin(kind), [one for one in get_args(kind) if one is not ...]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        yield inner[1]
+    elif isinstance(origin, type) and issubclass(origin, (Sequence, frozenset, set)) and part.isdigit():
+        fixed = origin is tuple and ... not in get_args(kind)
+        yield from inner[int(part) : int(part) + 1] if fixed else inner
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """Yield the types that an annotation allows, None aside."""
+    if get_origin(annotation) is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for one in get_args(annotation):
+            yield from _alternatives(one)
+    elif annotation is not NoneType:
+        yield annotation
+
+
+def _holds_text(kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return all(isinstance(choice, str) for choice in get_args(kind))
+    return isinstance(kind, type) and issubclass(kind, str)

@@ -1,0 +1,226 @@
+"""Why a config cannot be composed, in one line: the override or the file that is wrong, and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from controller.core.errors import ConfigError
+
+MOST_SHOWN = 20
+"""Values of a sweep that a message lists."""
+
+
+@contextmanager
+def explained(
+    overrides: Sequence[str], extra_dir: Path | None, groups: Callable[[Path | None], Mapping[str, Sequence[str]]]
+) -> Iterator[None]:
+    """Raise ConfigError with the reason where Hydra, OmegaConf or YAML refuses something inside the block.
+
+    They raise exceptions of many kinds, and bare ValueErrors, for what a user wrote.
+
+    Args:
+        overrides: as they were typed.
+        extra_dir: folder of the user's own YAML.
+        groups: returns the names of the files by group.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(_explain(error, overrides, extra_dir, groups(extra_dir))) from error
+
+
+def several_values(key: str, value: str) -> str:
+    return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
+
+
+def unparsable(key: str, value: str, error: Exception) -> str:
+    """Return why Hydra's grammar refuses a value: what a function of it says, or else how to quote the value."""
+    reason = " ".join(str(error).split())
+    if "while evaluating" in reason or "Unknown function" in reason:
+        nested = re.search(r"Sweep is incompatible|nesting choices", reason)
+        return f"{key}: {reason}{'; list the values in its place' if nested else ''}"
+    return f"{key}: {value!r} cannot be parsed; {_quoting_hint(key, value)}"
+
+
+def require_lone_functions(key: str, value: Any) -> None:
+    """Raise ConfigError, with the cure, if a range, choice, interval or glob is in a list or beside other values."""
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
+
+    def inner(value: Any) -> Iterator[Any]:
+        below = {ChoiceSweep: lambda: value.list, list: lambda: value, dict: lambda: value.values()}
+        for child in below.get(type(value), tuple)():
+            if isinstance(child, ChoiceSweep | Glob | IntervalSweep | RangeSweep):
+                yield child
+            else:
+                yield from inner(child)
+
+    def flat(value: Any) -> Iterator[Any]:
+        for child in value.list if isinstance(value, ChoiceSweep) else range_values(key, value):
+            yield from flat(child) if isinstance(child, ChoiceSweep | RangeSweep) else (child,)
+
+    if not (found := [*inner(value)]):
+        return
+    names = {ChoiceSweep: "choice", Glob: "glob", IntervalSweep: "interval", RangeSweep: "range"}
+    name = names[type(found[0])]
+    cure = "list the values"
+    if isinstance(found[0], IntervalSweep):
+        cure = "an interval is for sweep.search, and the only value of its key"
+    elif isinstance(value, ChoiceSweep) and all(isinstance(one, ChoiceSweep | RangeSweep) for one in found):
+        words = [str(one) for one in flat(value)]
+        if len(words) <= MOST_SHOWN:
+            cure = f"list the values: '{key}={','.join(words)}'"
+    raise ConfigError(f"{key}: {name}(…) cannot stand inside a list or beside other values; {cure}")
+
+
+def range_values(key: str, sweep: Any, most: int = 10_000) -> list[Any]:
+    """Return the values of Hydra's range. Raises ConfigError if it has none, or too many for a sweep."""
+    start, stop, step = float(sweep.start), float(sweep.stop), float(sweep.step)
+    if not step or not abs(start) + abs(stop) + abs(step) < float("inf"):
+        raise ConfigError(f"{key}: range({sweep.start},{sweep.stop},{sweep.step}) has no end; its step cannot be 0")
+    if not 0 < (stop - start) / step <= most:
+        count = "no values" if (stop - start) / step <= 0 else f"more than {most} values"
+        raise ConfigError(f"{key}: range({sweep.start},{sweep.stop},{sweep.step}) has {count}")
+    return [*sweep.range()]
+
+
+def _quoting_hint(key: str, value: str) -> str:
+    """Say how a value must be written that Hydra's grammar does not accept."""
+    if value.startswith("{") and re.search(r"[\"'][^\"']*[\"']\s*:", value):
+        return f"write keys without quotes, and a colon in a key as \\:, as in '{key}={{module\\:name: 0.1}}'"
+    if letters := [sign for sign in value if not sign.isascii()]:
+        return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
+    return f"quote values with commas, brackets or spaces: '{key}=\"…\"'"
+
+
+def _explain(
+    error: Exception, overrides: Sequence[str], extra_dir: Path | None, choices: Mapping[str, Sequence[str]]
+) -> str:
+    """Name the wrong file, or the wrong override and its choices, or return the library's message."""
+    from yaml import YAMLError
+
+    if isinstance(error, YAMLError):  # in a user's file, such as a tag that creates an object
+        return " ".join(f"cannot compose the config: {error}".split())
+    if isinstance(error, OSError) and error.filename:
+        return f"cannot compose the config: {error.filename}: {error.strerror}"
+    for override in overrides:
+        if said := _wrong_choice(override, extra_dir, choices):
+            return said
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if refused := _parse_error(override):
+            return unparsable(key, value, refused)
+        if f"'{override}'" in str(error) and "Ambiguous value" in str(error):
+            return several_values(key, value)
+    return _reason(error, extra_dir)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, Sequence[str]]) -> str:
+    """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
+    from conf.schema.config import find_keys
+
+    key, equals, value = override.lstrip("+~").partition("=")
+    group, at, _ = key.partition("@")
+    if "." in group or not equals:
+        return ""
+    if group not in choices:
+        if meant := find_keys(key):
+            return f"{key}: unknown group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
+        near = difflib.get_close_matches(key, choices, n=1)
+        hint = f"did you mean {near[0]}=…? " if near else ""
+        return f"{key}: unknown group; {hint}groups: {', '.join(choices)}"
+    name = value.strip("\"'")
+    if name in choices[group] or (value.startswith("[") and at):
+        return ""
+    near = difflib.get_close_matches(name.removesuffix(".yaml").replace("v5e", "v5litepod"), choices[group], n=1)
+    hint = f"did you mean {key}={near[0]}? " if near else ""
+    hint = f"~{key} removes it; " if name.lower() == "null" else hint
+    if file := _other_suffix(extra_dir, group, name):
+        hint = f"{file} must be renamed to end in .yaml; "
+    return f"{key}: no {group} named {value!r}; {hint}choices: {', '.join(choices[group])}"
+
+
+def _other_suffix(extra_dir: Path | None, group: str, name: str) -> str:
+    """Return the file of the user's folder that is meant and does not end in .yaml, as Hydra wants; empty if none."""
+    folder = extra_dir / group if extra_dir else None
+    for file in sorted(folder.iterdir()) if folder and folder.is_dir() else ():
+        if file.stem == name.removesuffix(".yml") and file.suffix.lower() in (".yml", ".yaml"):
+            return f"{extra_dir.name}/{group}/{file.name}" if extra_dir else ""
+    return ""
+
+
+def _parse_error(override: str) -> Exception | None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    try:
+        OverridesParser.create().parse_override(override)
+    except Exception as error:  # also a ValueError, of a number with thousands of digits
+        return error
+    return None
+
+
+def _broken_file(extra_dir: Path | None) -> str:
+    """Return which of the user's files cannot be read, and why; empty if all can."""
+    from omegaconf import DictConfig, OmegaConf
+
+    for file in sorted(extra_dir.rglob("*.yaml")) if extra_dir else ():
+        try:
+            found = OmegaConf.load(file)
+            items = found.get("defaults", []) if isinstance(found, DictConfig) else []
+            if odd := [item for item in items or () if not isinstance(item, str | DictConfig)]:
+                return f"{_shown(file, extra_dir)}: defaults: {odd[0]!r} is no name of a file"
+        except UnicodeDecodeError as error:
+            number = file.read_bytes()[: error.start].count(b"\n") + 1
+            return f"{_shown(file, extra_dir)}: line {number} is not UTF-8 ({error.reason}); save the file as UTF-8"
+        except Exception as error:
+            return f"{_shown(file, extra_dir)}: {_first_line(error)}"
+    return ""
+
+
+def _shown(file: Path, extra_dir: Path | None) -> str:
+    return str(file.relative_to(extra_dir.parent)) if extra_dir else str(file)
+
+
+def _reason(error: Exception, extra_dir: Path | None) -> str:
+    """Return the message of Hydra or OmegaConf, with the key that it is about and the file that sets it."""
+    from conf.schema.base import successors
+
+    cause: BaseException = error
+    while not str(cause).strip() and cause.__cause__ is not None:
+        cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
+    message = _first_line(cause)
+    place = None if isinstance(cause, RecursionError) else re.search(r"full_key: ([A-Za-z_]\S*)", str(cause))
+    if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours
+        return f"{place[1]}: {refused[1]}" if place else refused[1]
+    if found := re.search(r"Could not override '(?P<parent>\w+)/(?P<group>\w+)(@[\w.]+)?'", message):
+        parent, group = found["parent"], found["group"]
+        message = f"a file of the group {parent} overrides {group} without a slash; write `override /{group}: …`"
+    found = re.search(r"(?:find|load) '(\w+)/([\w.-]+)'", message)
+    if found and (file := _other_suffix(extra_dir, found[1], found[2])):
+        message = f"{message.rstrip('.')}; {file} must be renamed to end in .yaml"
+    named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
+    renamed = ", ".join(name for key in named for name in successors(key.split(".")))
+    if not place and not re.search(r"\w+/\w+", message) and (broken := _broken_file(extra_dir)):
+        return f"cannot compose the config: {broken}"
+    where = f"{place[1]}: {_file_with(extra_dir, place[1])}" if place else ""
+    return f"cannot compose the config: {where}{message}{f'; renamed to {renamed}' if renamed else ''}"
+
+
+def _file_with(extra_dir: Path | None, key: str) -> str:
+    """Return, with a colon, the file and line of the user's folder where an interpolation is a key's value."""
+    last = re.split(r"[.\[]", re.sub(r"(\[\d+\])+$", "", key))[-1]
+    for file in sorted(extra_dir.rglob("*.yaml")) if extra_dir else ():
+        for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), 1):
+            if "${" in line and re.search(rf"\b{re.escape(last)}\b", line.partition("${")[0]):
+                return f"{_shown(file, extra_dir)}, line {number}: "
+    return ""
