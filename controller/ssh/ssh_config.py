@@ -68,7 +68,7 @@ class HostConfig:
     def _defaults(self) -> Mapping[str, list[str]]:
         """What OpenSSH says without any config; nothing where there is none that works."""
         try:
-            return {} if shutil.which("ssh") is None else _parse(_run_ssh(["-F", "none", "localhost"]))
+            return {} if shutil.which("ssh") is None else _parse(_run_ssh(["-F", "none", "--", "localhost"]))
         except ConfigError:  # another program of that name, or ssh does not know this user
             return {}
 
@@ -84,23 +84,23 @@ class HostConfig:
         login = [] if self.user is None else ["-l", self.user]
         login += [] if self.port is None else ["-p", str(self.port)]
         if self.file is not None:
-            return _parse(_run_ssh(["-F", str(self.file), *options, *login, host]))
+            return _parse(_run_ssh(["-F", str(self.file), *options, *login, "--", host]))
         account, home = Path(pwd.getpwuid(os.getuid()).pw_dir), Path.home()
         if account.resolve() == home.resolve() or not (own := home / ".ssh/config").is_file():
-            return _parse(_run_ssh([*options, *login, host]))
+            return _parse(_run_ssh([*options, *login, "--", host]))
         with tempfile.NamedTemporaryFile("w", errors="surrogateescape") as copy:  # ssh does not look at HOME
             copy.write(f"{_with_home(own, home)}\nMatch all\nInclude {FILES[1]}\n")
             copy.flush()
             try:
-                return _parse(_run_ssh(["-F", copy.name, *options, *login, host]))
+                return _parse(_run_ssh(["-F", copy.name, *options, *login, "--", host]))
             except ConfigError as error:
                 raise ConfigError(str(error).replace(copy.name, str(own))) from None
 
     def _from_ssh(self, host: str) -> dict[str, Any]:
         said = self._ask(host)
         found: dict[str, Any] = {key: said[key][0] for key in ("hostname", "port", "user")}
-        if said["connecttimeout"][0].isdigit():
-            found["connecttimeout"] = said["connecttimeout"][0]
+        if (seconds := said.get("connecttimeout", ["none"])[0]).isdigit():
+            found["connecttimeout"] = seconds
         tokens = {
             "%": "%", "h": found["hostname"], "n": host, "p": found["port"], "r": found["user"],
             "u": pwd.getpwuid(os.getuid()).pw_name,
@@ -110,7 +110,7 @@ class HostConfig:
         for key in ("proxyjump", "proxycommand"):
             if (value := said.get(key, ["none"])[0]) != "none":
                 found[key] = _expand(key, value, {token: tokens[token] for token in "%hnpr"})
-        if "proxycommand" in found and said["proxyusefdpass"] == ["yes"]:
+        if "proxycommand" in found and said.get("proxyusefdpass") == ["yes"]:
             raise ConfigError(f"SSH config of {host}: Slipway cannot do `ProxyUseFdpass yes`; set it to no")
         if (files := said.get("identityfile", [])) != self._defaults["identityfile"]:
             keys = [_expand("identityfile", file, tokens) for file in files if file != "none"]
