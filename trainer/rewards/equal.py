@@ -1,7 +1,6 @@
 r"""Compare a given answer with the correct one: numbers exactly, words as words, the rest as mathematics.
 
-A number may stand beside a unit, a currency, a percent sign or the variable it is the value of: `18`, `18.00`, `$18`,
-`18%`, `x=18` and `18 dollars` are equal; `18 or 19`, `18x` and digits of other scripts are no numbers.
+A choice may be said with its text, `C`, `(C)` and `C. mitochondria`; a time of day in either form, `5:30 PM`, `17:30`.
 
 An expression that is left to compute (`9+9`, `36/2`, `2/4`) is no answer where an integer or a fraction in lowest terms
 is right, as in Simply (`simply/utils/math_eval.py`, `match`); the lenient comparison accepts it.
@@ -13,69 +12,76 @@ takes 0.46 ms per number instead of 0.04.
 
 import logging
 import re
-from fractions import Fraction
+import unicodedata
 from functools import cache, lru_cache
-from math import gcd
 from typing import Any, NamedTuple
 
-from trainer.rewards.extract import NEGATION, NUMBER
+from trainer.rewards.extract import DENIAL, INVISIBLE, NEGATION
+from trainer.rewards.number import (
+    CHANGED,
+    QUALIFIED,
+    SEPARATOR,
+    TEXT,
+    THOUSANDS,
+    ContradictionError,
+    Number,
+    read_number,
+)
 from trainer.rewards.process import uncounted_cpu_time
 
 MAX_ANSWER_CHARS = 300
 """Maximum characters of an answer; longer text is not an answer."""
 
-WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("{", "}"), ("`", "`"))
+WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("{", "}"))
 WRAPPER_COMMAND = re.compile(r"\\(?:boxed|fbox|framebox|text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
-TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+SYMBOLS = str.maketrans(
+    {"\u2010": "-", "\u2011": "-", "\u2012": "-", "–": "-", "\u2212": "-", "\u2044": "/", "\u2215": "/"}
+    | {"×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap "}
+    | {"≤": r"\le ", "≥": r"\ge "}
+)
 REPLACEMENTS = (
+    (INVISIBLE, ""),
+    (re.compile(r"[⁰¹²³⁴-⁹⁻⁺]+"), lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}"),
+    (re.compile(r"[¼-¾⅐-⅞]"), lambda m: f" {unicodedata.normalize('NFKC', m[0])}"),
+    (re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))"), r"\\sqrt{\1\2}"),
+    (re.compile(r"(?<![\w*])(\*{1,3}|`)(?=[^\s*`])([^*`]+)(?<!\s)\1(?![\w*])"), r"\2"),
     # a backslash before the command makes two, which end a row of a matrix
     (re.compile(r"\{,\}|(?<!\\)\\[,!]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?|°"), ""),
     (re.compile(r"(?<!\\)\\[;: ]|~|\\q?quad(?![a-zA-Z])|\s+"), " "),
     (re.compile(r"(?<!\\)\\([%$#&])"), r"\1"),
     (re.compile(r"\\[dtc]frac"), r"\\frac"),
-    (re.compile(r"\u2212"), "-"),
 )
-FRACTION = re.compile(r"\\frac\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))", re.ASCII)
-MIXED = re.compile(r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/])", re.ASCII)
-SQUARED_UNIT = re.compile(r"(?<=[A-Za-z])\s*\^\s*\{?\s*[23]\s*\}?")
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
-SPACED_THOUSANDS = re.compile(r"(?<![\d.,/])\d{1,3}(?: \d{3})+(?!\d|\s*/)", re.ASCII)
-CHOICE = re.compile(r"\(?\s*([A-J])\s*\)?[.:]?")
-"""A letter of a multiple choice, `A` or `(A)`."""
+PUNCTUATION = re.compile(r"\s*([,;:()\[\]{}=+&])\s*")
+CHOICE = re.compile(
+    r"(?i:(?:the\s+)?(?:option|choice|answer)\s+)?"
+    r"(?:(?:\(\s*(?P<round>[A-Ja-j])\s*\)|\[\s*(?P<square>[A-Ja-j])\s*\])(?=[\s.:]|$)"
+    r"|(?P<bare>[A-Ja-j])(?=\s*(?:[:)]|\.(?:\s|$)|$)|\s+is\s|\s+\(\w{2}))\s*[.:)]?\s*(?P<text>(?:[^,;/&+=^*].*)?)",
+    re.DOTALL,
+)
+"""A letter of a multiple choice, alone or with its text: `A`, `(A)`, `A. mitochondria`."""
+ANOTHER_CHOICE = re.compile(
+    r"(?<!\S)\([A-Ja-j]\)|\[[A-J]\]|(?<![A-Za-z'])[A-J]\s*(?:[:)]|\.(?:\s|$))|\b(?:or|and|not|nor)\s+\(?[A-J]\b"
+)
+CLOCK = re.compile(
+    r"(?:at\s+)?(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d))?(?::(?P<second>[0-5]\d))?\s*(?:(?P<half>[ap])\.?\s?m\b\.?)?",
+    re.IGNORECASE | re.ASCII,
+)
 COLLECTION = re.compile(
     r"\\begin\{([a-zA-Z]*matrix)\}(?P<rows>.*)\\end\{\1\}|[(\[](?P<tuple>.*)[)\]]|\\\{(?P<set>.*)\\\}", re.DOTALL
 )
 ELEMENT_END = re.compile(r",|&|\\\\")
-SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b", re.IGNORECASE)
-EQUALS = re.compile(r"=|\u2248|\\approx(?![a-zA-Z])")
-BEFORE_VARIABLE = re.compile(r"(?:.*(?:[^A-Za-z]|[A-Za-z]{2}))?", re.DOTALL)
-"""A single letter directly before the number makes it a name: x18."""
-SURROUNDING_TEXT = (re.compile(r"[A-Za-z\s$€£¥:.,('\"]*"), re.compile(r"[A-Za-z\s$€£¥%.,;/)'\"²³-]*"))
-"""Text allowed before and after a number."""
-QUALIFIED = re.compile(
-    r"\b(?:or|plus|minus|versus|squared|cubed|at\s+(?:least|most)|[a-z]*(?:tenth|hundredth|thousandth)s?|fifths|halves)\b"
-    r"|\band\s+(?:a|an|one|two|three)[\s-]+(?:half|third|quarter|fourth|fifth)"
-    r"|\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|seventy"
-    r"|eighty|ninety|(?:thir|four|fif|six|seven|eigh|nine)teen)\b(?!-)",
-    re.IGNORECASE,
+LAST_OF_LIST = re.compile(r"\s*,?\s*\band\b\s*", re.IGNORECASE)
+RATIO = re.compile(r"\s*(?::|\bto\b)\s*")
+NAMING = (
+    r"(?:(?:the|an?(?=\s+[a-z]{3})|ordered|open|closed|point|interval|set|vector|matrix|pair|triple|tuple|coordinates?|expression"
+    r"|polynomial|function|equation|number|fraction|value|simply|exactly|equal|to|be)\s+)*"
 )
-"""Beside a number, what makes another number of it: `18 or nineteen`, `18 and a half`; not `18 ten-dollar bills`."""
-BOUND = re.compile(
-    r"\b(?:(?:more|less|fewer|greater|higher|lower)\s+than|up\s+to|almost|nearly|over|under|above|below)[\s$€£¥]*$",
-    re.IGNORECASE,
+MATHEMATICS = re.compile(
+    NAMING + r"(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]|([(\[].*[)\]]|\\\{.*\\\}))(?P<rest>[A-Za-z\s.]*)"
 )
-"""Before a number, what makes it a bound."""
-VARIABLE = re.compile(r"\s*(?:[abeiknxyz]|pi)\s*")
-MAGNITUDE = re.compile(r"\s*(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
-MAGNITUDES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+"""Mathematics with words around it: `the interval $[2, 5)$`, `$3\\sqrt{2}$ meters`."""
 MATHEMATICAL = re.compile(r"[\d\\^+*/=<>()\[\]|]", re.ASCII)
-
-
-class Number(NamedTuple):
-    """The number in an answer. is_written_out: false for a fraction that is not in lowest terms."""
-
-    value: Fraction
-    is_written_out: bool
 
 
 @lru_cache(maxsize=4096)  # the samples of a group give the same answers, and several rewards ask about each
@@ -87,57 +93,139 @@ def is_equal(given: str, right: str, *, lenient: bool = False) -> bool:
     if len(given) > MAX_ANSWER_CHARS:
         return False
     left, gold = strip_formatting(given), strip_formatting(right)
-    if not left or (NEGATION.search(left) and not NEGATION.search(gold)):
+    if not left:
         return False
     if _normalized_words(left) == _normalized_words(gold):
         return True
-    a, b = _parse_number(left), _parse_number(gold)
+    choice, said = _choice(gold), _choice(left)
+    if choice is not None:
+        if said is not None and said.letter != choice.letter:
+            return False
+        if not choice.text:
+            return said is not None
+        if said is not None and not said.text:
+            return True
+    elif said is not None and said.text:
+        return is_equal(said.text, gold, lenient=lenient)
+    if NEGATION.search(left) and not NEGATION.search(gold):
+        return False
+    if (time := _clock(gold)) and (told := _clock(left)):
+        return told.of_day == time.of_day or (not time.half and told[:3] == time[:3])
+    try:
+        a, b = read_number(left), read_number(gold)
+    except ContradictionError:
+        return False
     if a is not None and b is not None:
         is_decimal = b.value.denominator > 1 and "." in gold
-        return a.value == b.value and (lenient or a.is_written_out or is_decimal)
-    if choice := CHOICE.fullmatch(TEXT.sub(r" \1 ", gold).strip()):
-        said = CHOICE.fullmatch(TEXT.sub(r" \1 ", left).strip())
-        return said is not None and said[1] == choice[1]
-    if not (MATHEMATICAL.search(left) and MATHEMATICAL.search(gold)) or not (lenient or _is_computed(left, gold)):
+        return a.is_same(b) and (lenient or a.is_written_out or is_decimal)
+    return _is_equal_mathematics(left, gold, lenient)
+
+
+def _is_equal_mathematics(given: str, gold: str, lenient: bool) -> bool:
+    """Return whether two ratios, lists, tuples or expressions are equal, where one of them at least is no number."""
+    if not (MATHEMATICAL.search(given) and MATHEMATICAL.search(gold)):
         return False
-    return _is_equal_expression(TEXT.sub("", left), TEXT.sub("", gold))
+    if ":" in gold and _normalized_words(RATIO.sub(":", given)) == _normalized_words(gold):
+        return True
+    is_list = SEPARATOR.search(gold) is not None
+    if is_list:
+        given, gold = (LAST_OF_LIST.sub(", ", text) for text in (given, gold))
+        if _normalized_words(given) == _normalized_words(gold):
+            return True
+    if found := MATHEMATICS.fullmatch(given):
+        given = next(filter(None, found.groups()))
+        if any(pattern.search(found["rest"]) for pattern in (QUALIFIED, SEPARATOR)):
+            return False
+    said = TEXT.sub(r" \1 ", THOUSANDS.sub("", given))
+    if not (is_list or COLLECTION.fullmatch(gold)) and SEPARATOR.search(said):
+        return False
+    if (QUALIFIED.search(said) and not QUALIFIED.search(gold)) or CHANGED.search(MATHEMATICAL.split(said, 1)[0]):
+        return False
+    if not (lenient or _is_computed(given, gold)):
+        return False
+    return _is_equal_expression(TEXT.sub("", given), TEXT.sub("", gold))
 
 
 def _is_computed(given: str, gold: str) -> bool:
     """Return whether numbers are written out where integers are right, also in tuples, sets and matrices."""
     said, wanted = _elements(given), _elements(gold)
-    numbers = [_parse_number(text) for text in wanted]
+    numbers = [_read(text) for text in wanted]
     is_integer = [number is not None and number.value.denominator == 1 for number in numbers]
     if not all(is_integer) and (len(said) != len(wanted) or gold.startswith("\\{")):  # a set has no order
         return True
     must = is_integer if len(said) == len(wanted) else [True] * len(said)
-    found = [_parse_number(text) for text in said]
+    found = [_read(text) for text in said]
     return all(not m or (number is not None and number.is_written_out) for m, number in zip(must, found, strict=True))
 
 
 def _elements(text: str) -> list[str]:
-    """Return the elements of a tuple, set or matrix; the whole text if it is none."""
-    found = COLLECTION.fullmatch(THOUSANDS.sub("", text))
+    """Return the elements of a list, tuple, set or matrix; the whole text if it is none."""
+    text = THOUSANDS.sub("", text)
+    found = COLLECTION.fullmatch(text)
     if found is None:
-        return [text]
+        return [text] if re.search(r"[(\[{\\]", text) else [part.strip() for part in text.split(",")]
     inside = next(part for part in (found["rows"], found["tuple"], found["set"]) if part is not None)
     return [part.strip() for part in ELEMENT_END.split(inside) if part.strip()]
 
 
+class Choice(NamedTuple):
+    """A letter of a multiple choice in lower case, and its text."""
+
+    letter: str
+    text: str
+
+
+def _choice(text: str) -> Choice | None:
+    """Return the choice that an answer is; None if it is none, names another as well, or is taken back."""
+    found = CHOICE.fullmatch(TEXT.sub(r" \1 ", text).replace("$", " ").strip())
+    if found is None:
+        return None
+    said = found["text"].strip(" .:")
+    is_denied = DENIAL.match(said.lstrip(" (")) and said.casefold() != "false"
+    if is_denied or ANOTHER_CHOICE.search(found["text"]):
+        return None
+    return Choice((found["round"] or found["square"] or found["bare"]).lower(), said)
+
+
+class Clock(NamedTuple):
+    """A time of day; half: `a`, `p` or none."""
+
+    hour: int
+    minute: int
+    second: int
+    half: str
+
+    @property
+    def of_day(self) -> tuple[int, int, int]:
+        """The same by 24 hours."""
+        hour = self.hour % 12 + (12 if self.half == "p" else 0) if self.half else self.hour
+        return hour, self.minute, self.second
+
+
+def _clock(text: str) -> Clock | None:
+    found = CLOCK.fullmatch(TEXT.sub(r" \1 ", text).strip())
+    if found is None or not (found["minute"] or found["half"]):
+        return None
+    return Clock(*(int(found[part] or 0) for part in ("hour", "minute", "second")), (found["half"] or "").lower())
+
+
 def canonicalize(answer: str) -> str | None:
-    """Return equal text for answers with equal numbers or words; None if it is not an answer."""
+    """Return equal text for answers with equal numbers or words, or of one choice; None if it is not an answer."""
     if len(answer) > MAX_ANSWER_CHARS or not (text := strip_formatting(answer)):
         return None
-    value = parse_number(text)
-    return _normalized_words(text) if value is None else str(value)
+    if choice := _choice(text):
+        return choice.letter
+    number = _read(text)
+    return _normalized_words(text) if number is None else str(number.value)
 
 
 def strip_formatting(text: str) -> str:
-    """Return the answer without surrounding text and TeX typography."""
+    """Return the answer without surrounding text and typography, of TeX, Markdown or Unicode."""
     for pattern, by in REPLACEMENTS:
         text = pattern.sub(by, text)
+    text = text.translate(SYMBOLS)
     while True:
-        stripped = text.strip().rstrip(".,;").strip()
+        stripped = text.strip().rstrip(".,;").strip("* ")
         if wrapped := WRAPPER_COMMAND.fullmatch(stripped):
             stripped = wrapped[1]
         for begin, end in WRAPPERS:
@@ -150,59 +238,16 @@ def strip_formatting(text: str) -> str:
         text = stripped
 
 
-def parse_number(text: str) -> Fraction | None:
-    """Return the number in a text, ignoring unit or currency; None if there is none, or more than one.
-
-    Also None for a division by zero and for more digits than Python converts (4300).
-    """
-    found = _parse_number(text)
-    return None if found is None else found.value
-
-
-def _parse_number(text: str) -> Number | None:
-    text = SPACED_THOUSANDS.sub(lambda m: m[0].replace(" ", ""), TEXT.sub(r" \1 ", text))
-    *names, text = EQUALS.split(THOUSANDS.sub("", text))
-    if SEPARATOR.search(" ".join(names)):
-        return None
-    text = FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text)
-    text = SQUARED_UNIT.sub("", text)
-    whole = Fraction(0)
-    if mixed := MIXED.search(text):
-        text = text[: mixed.start(1)] + text[mixed.start(2) :]
-        whole = _fraction(mixed[1], "1") or whole
-    found = list(NUMBER.finditer(text))
-    if len(found) != 1:
-        return None
-    before, after = text[: found[0].start()], text[found[0].end() :]
-    allowed_before, allowed_after = SURROUNDING_TEXT
-    if not (allowed_before.fullmatch(before) and allowed_after.fullmatch(after) and BEFORE_VARIABLE.fullmatch(before)):
-        return None
-    is_other = VARIABLE.fullmatch(after) or after.startswith(("\u00b2", "\u00b3")) or BOUND.search(before)
-    if is_other or any(pattern.search(text) for pattern in (NEGATION, QUALIFIED) for text in (before, after)):
-        return None
-    digits = re.sub(r"[\s,$+]", "", found[0][0])
-    above, _, below = digits.partition("/")
-    value = _fraction(above, below or "1")
-    if value is None:
-        return None
-    times = MAGNITUDE.match(after)
-    value += -whole if digits.startswith("-") else whole
-    return Number(value * MAGNITUDES[times[1].lower()] if times else value, not below or _is_reduced(above, below))
-
-
-def _is_reduced(above: str, below: str) -> bool:
-    return above.lstrip("-").isdecimal() and below.isdecimal() and int(below) > 1 and gcd(int(above), int(below)) == 1
-
-
-def _fraction(above: str, below: str) -> Fraction | None:
+def _read(text: str) -> Number | None:
     try:
-        return Fraction(above) / Fraction(below)
-    except (ValueError, ZeroDivisionError):
+        return read_number(text)
+    except ContradictionError:
         return None
 
 
 def _normalized_words(text: str) -> str:
-    return " ".join(TEXT.sub(r" \1 ", text).casefold().split()).strip(" .!")
+    words = " ".join(TEXT.sub(r" \1 ", text).casefold().split())
+    return re.sub(r"(?<=[a-z]{2})!+$", "", PUNCTUATION.sub(r"\1", words).strip(' ."“”'))
 
 
 def _is_equal_expression(given: str, right: str) -> bool:

@@ -1,16 +1,18 @@
 r"""Extract the answer of a response.
 
-An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or stated: "the answer is 18"; or else it is the last
-number in the response. The last one wins, with two exceptions, since a model without a chat template seldom knows when
-to stop: a box that is never closed, or holds no answer (`\boxed{}`, `\boxed{answer}`), does not count; nor does what
-the response answers after it has gone on to another question of its own making. Text between `<think>` and
-`</think>` is never searched, nor is text after a `<think>` that is not closed.
+An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or stated: "the answer is 18", up to the end of the sentence
+or the reason it gives; or else it is the last number in the response. The last one wins, with two exceptions, since a
+model without a chat template seldom knows when to stop: a box that is never closed, or holds no answer (`\boxed{}`,
+`\boxed{answer}`), does not count; nor does what the response answers after it has gone on to another question of its
+own making. Text between `<think>` and `</think>` is never searched, nor is text after a `<think>` that is not closed.
 """
 
 import re
 
 MAX_RESPONSE_CHARS = 50_000
 """Characters of a response to search, from its end. Every pattern here takes time linear in them."""
+MAX_STATEMENT_CHARS = 1000
+"""Characters of a statement to search for its end; a longer one is no answer."""
 
 ANOTHER_QUESTION = re.compile(
     r"^[ \t]*(?:\#+[ \t]*)?\**(?:question|problem|exercise|user|human|q)(?:[ \t]*\d+)?\**[ \t]*:"
@@ -23,12 +25,23 @@ BRACES = re.compile(
     r"(?P<box>\\(?:boxed|fbox|framebox)\s*\{)|\\boxed[ \t]+(?P<bare>[^\s{}\\$]+)|\\[{}]|(?P<open>\{)|(?P<close>\})"
 )
 NO_ANSWER = re.compile(
-    r"(?:\\text\s*\{)?\W*(?:(?:your|the|final|numeric|numerical|correct)\s+)*"
-    r"(?:answer|result|number|value|[lc]?dots)?(?:\s+here)?\W*",
+    r"(?:\\text\s*\{)?\W*+(?:(?:your|the|final|numeric|numerical|correct)\s+)*"
+    r"(?:answer|result|number|value|[lc]?dots)?(?:\s*here)?\W*",
     re.IGNORECASE,
 )
-ANSWER_PHRASE = re.compile(r"\banswer(?:\s+is|\s*=|\s*:)+\s*", re.IGNORECASE)
-SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe0e\ufe0f\ufeff]")
+ANSWER_PHRASE = re.compile(
+    r"\b(?:answers?|(?:correct|right|best)\s(?:option|choice))\*{0,3}"
+    r"(?:\s(?:to|for)\s(?:the|this|that)\s(?:[a-z]{1,12}\s)?(?:question|problem|puzzle))?"
+    r"(?:\s+(?:is|are|(?:will|would|must|should)\s+be|equals)\b|\s*=|\s*:)+(?:\*{1,3}(?=\s))?\s*",
+    re.IGNORECASE,
+)
+DISPLAYED = re.compile(r"\$\$[^$]+\$\$|\\\[.+?\\\]", re.DOTALL)
+STATEMENT_END = re.compile(
+    r"\n|(?<=\?)|(?:\.|!(?!\s*[-=+*/^<>]))(?P<closing>[*_$\"'”’)]*)(?!(?<=^[A-J]\.)\s+[^A-Z\s])(?:\s|$)"
+    r"|(?<=\S)[\s,;(]+(?:(?:because|since)\b|as\s+(?!well\b|if\b)(?<=,\sas\s))",
+)
+"""The end of a sentence, but of no factorial or letter of a choice, or where it goes on to give a reason."""
 SIGN = r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?\$?"
 """No sign, but a minus, after another number."""
 DIGITS = (
@@ -36,16 +49,16 @@ DIGITS = (
     r"(?:\s*/\s*[0-9]+(?:\.[0-9]+)?)?"
 )
 NUMBER = re.compile(SIGN + DIGITS)
-MIXED_OR_NUMBER = rf"{SIGN}(?:[0-9]{{1,9}}[ \t]+(?=[0-9]+\s?/\s?[0-9]))?{DIGITS}"
-"""3 1/2 is one number."""
+MIXED_OR_NUMBER = (
+    rf"{SIGN}(?:[0-9]{{1,9}}[ \t]+(?=[0-9]+\s?/\s?[0-9]))?{DIGITS}"
+    r"(?i:[ \t]{1,3}(?:hundred|thousand|million|billion|trillion)\b)*"
+)
+"""3 1/2 is one number, and so is 3 million."""
 LAST_NUMBER = re.compile(rf"(?:{MIXED_OR_NUMBER}\s+or\s+)*{MIXED_OR_NUMBER}")
 """Alternatives, 18 or 19, are one answer, which is never right."""
-STATED_NUMBER = re.compile(
-    rf"(?:{MIXED_OR_NUMBER}\s+or\s+)*(?:[0-9]{{1,3}}(?: [0-9]{{3}})+(?![0-9/])|{MIXED_OR_NUMBER})"
-)
-"""As LAST_NUMBER; and digits in groups of three, 1 800, which elsewhere may be two numbers."""
 DENIED_NUMBER = re.compile(
-    rf"(?:\b(?:is|was|be|equals?)\s+not\b|\b(?:isn|can)['\u2019]t\b(?:\s+be\b)?|\bcannot\s+be\b|\\neq?\b|\u2260|!=)"
+    rf"(?:\b(?:is|was|be|equals?)\s+not\b|\b(?:isn|can)['\u2019]t\b(?:\s+be\b)?|\bcannot\s+be\b|\\neq?\b|\u2260|!="
+    r"|,\s{1,3}(?:and\s)?not|\b(?:rather|other)\s+than|\binstead\s+of)"
     rf"(?:\s+equal\s+to\b)?[\s:*]*{MIXED_OR_NUMBER}",
     re.IGNORECASE,
 )
@@ -97,7 +110,7 @@ def has_marked_answer(response: str) -> bool:
 def _split_at_questions(response: str) -> list[str]:
     """Split the response, without its thoughts, where it goes on to another question."""
     told = response.rpartition("</think>")[2].partition("<think>")[0]
-    tail = told[-MAX_RESPONSE_CHARS:].replace("{,}", ",")  # the comma of 1{,}800 in TeX
+    tail = INVISIBLE.sub("", told[-MAX_RESPONSE_CHARS:]).replace("{,}", ",")  # the comma of 1{,}800 in TeX
     return [piece for piece in ANOTHER_QUESTION.split(tail) if piece.strip()]
 
 
@@ -112,17 +125,19 @@ def _stated_answer(piece: str) -> str | None:
     said = [m.end() for m in ANSWER_PHRASE.finditer(piece)]
     if not said:
         return None
-    line = piece[said[-1] :].partition("\n")[0]
-    sentence = SENTENCE_END.split(line, maxsplit=1)[0]
-    end = said[-1] + len(sentence)
-    number = STATED_NUMBER.search(piece, end - len(sentence.rpartition("=")[2]), end)
-    return _with_denial(piece, *number.span()) if number else sentence.strip(" *$\\") or None
+    start = said[-1]
+    window = piece[start : start + MAX_STATEMENT_CHARS]
+    displayed = DISPLAYED.match(window)
+    found = STATEMENT_END.search(window, displayed.end() if displayed else 0)
+    if found is None:
+        return _with_denial(piece, start, start + len(window)) or None
+    return _with_denial(piece, start, start + found.start(), found["closing"] or "") or None
 
 
-def _with_denial(piece: str, start: int, end: int) -> str:
+def _with_denial(piece: str, start: int, end: int, closing: str = "") -> str:
     """Return an answer together with what takes it back right after it, so that it equals no other."""
     denial = DENIAL.match(piece, end)
-    return (piece[start:end].strip() + (f" {denial[0].strip()}" if denial else "")).strip()
+    return (piece[start:end].strip() + closing + (f" {denial[0].strip()}" if denial else "")).strip()
 
 
 def _boxes(piece: str) -> list[tuple[int, int]]:

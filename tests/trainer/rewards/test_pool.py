@@ -160,6 +160,48 @@ def test_adversarial_responses_neither_crash_nor_hang(short_pool, every: int) ->
     assert short_pool.submit(["answer_match"], Submission("#### 18", "18")).result().scores == {"answer_match": 1.0}
 
 
+LONG = [
+    *(
+        "is ",
+        "not ",
+        "18 or ",
+        "answer is ",
+        "answer to the ",
+        "the correct option ",
+        "18 million ",
+        ", not ",
+        "x for ",
+    ),
+    *(
+        "rather than ",
+        "* ",
+        "= ",
+        "\\[",
+        "1/",
+        "1,",
+        "1 ",
+        "C. ",
+        "(C) ",
+        "\u200b",
+        "! ",
+        "because ",
+        "##",
+        "\\boxed{",
+        "-",
+    ),
+]
+
+
+def test_no_pattern_takes_time_that_grows_as_the_square_of_an_answer(short_pool) -> None:
+    """Each takes a few hundredths of a second, and the limit is one."""
+    texts = [unit * (100_000 // len(unit)) for unit in LONG]
+    texts = [
+        begin + text + end for text in texts for begin, end in (("The answer is 18", ""), ("", "18"), ("#### ", "18"))
+    ]
+    waiting = [short_pool.submit(["answer_match"], Submission(text, "18")) for text in texts]
+    assert [text[-20:] for text, check in zip(texts, waiting, strict=True) if check.result().timed_out] == []
+
+
 NO_ANSWER = ["", " ", "\\boxed{}", "####", "#### "]
 TWO_ANSWERS = [
     "#### 18 or 19", "#### 18 #### 19", r"\boxed{18} \boxed{19}", r"\boxed{18 or 19}", r"\boxed{18, 19}",
