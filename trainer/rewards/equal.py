@@ -98,15 +98,13 @@ def is_equal(given: str, right: str, *, lenient: bool = False) -> bool:
     if _normalized_words(left) == _normalized_words(gold):
         return True
     choice, said = _choice(gold), _choice(left)
-    if choice is not None:
-        if said is not None and said.letter != choice.letter:
-            return False
-        if not choice.text:
-            return said is not None
-        if said is not None and not said.text:
-            return True
-    elif said is not None and said.text:
-        return is_equal(said.text, gold, lenient=lenient)
+    if choice is not None and said is not None and choice.letter != said.letter:
+        return False
+    if choice is not None and not (choice.text and (said is None or said.text)):
+        return said is not None
+    if choice is not None or (said is not None and said.text):
+        given, right = (text if part is None else part.text for part, text in ((said, left), (choice, gold)))
+        return is_equal(given, right, lenient=lenient)
     if NEGATION.search(left) and not NEGATION.search(gold):
         return False
     if (time := _clock(gold)) and (told := _clock(left)):
@@ -125,8 +123,10 @@ def _is_equal_mathematics(given: str, gold: str, lenient: bool) -> bool:
     """Return whether two ratios, lists, tuples or expressions are equal, where one of them at least is no number."""
     if not (MATHEMATICAL.search(given) and MATHEMATICAL.search(gold)):
         return False
-    if ":" in gold and _normalized_words(RATIO.sub(":", given)) == _normalized_words(gold):
-        return True
+    if ":" in gold:
+        is_same = _normalized_words(RATIO.sub(":", given)) == _normalized_words(gold)
+        if is_same or (":" in given and not lenient):
+            return is_same
     is_list = SEPARATOR.search(gold) is not None
     if is_list:
         given, gold = (LAST_OF_LIST.sub(", ", text) for text in (given, gold))
@@ -206,7 +206,8 @@ def _clock(text: str) -> Clock | None:
     found = CLOCK.fullmatch(TEXT.sub(r" \1 ", text).strip())
     if found is None or not (found["minute"] or found["half"]):
         return None
-    return Clock(*(int(found[part] or 0) for part in ("hour", "minute", "second")), (found["half"] or "").lower())
+    hour, minute, second = (int(found[part] or 0) for part in ("hour", "minute", "second"))
+    return Clock(hour, minute, second, (found["half"] or "").lower())
 
 
 def canonicalize(answer: str) -> str | None:

@@ -130,7 +130,7 @@ def _stated_answer(piece: str) -> str | None:
     displayed = DISPLAYED.match(window)
     found = STATEMENT_END.search(window, displayed.end() if displayed else 0)
     if found is None:
-        return _with_denial(piece, start, start + len(window)) or None
+        return window if len(window) == MAX_STATEMENT_CHARS else _with_denial(piece, start, len(piece)) or None
     return _with_denial(piece, start, start + found.start(), found["closing"] or "") or None
 
 
