@@ -195,9 +195,7 @@ LONG = [
 def test_no_pattern_takes_time_that_grows_as_the_square_of_an_answer(short_pool) -> None:
     """Each takes a few hundredths of a second, and the limit is one."""
     texts = [unit * (100_000 // len(unit)) for unit in LONG]
-    texts = [
-        begin + text + end for text in texts for begin, end in (("The answer is 18", ""), ("", "18"), ("#### ", "18"))
-    ]
+    texts = [whole for text in texts for whole in (f"The answer is 18{text}", f"#### {text}18")]
     waiting = [short_pool.submit(["answer_match"], Submission(text, "18")) for text in texts]
     assert [text[-20:] for text, check in zip(texts, waiting, strict=True) if check.result().timed_out] == []
 
