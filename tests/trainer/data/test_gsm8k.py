@@ -18,10 +18,9 @@ from tests.paths import SHARED
 from trainer.data.gsm8k import EpochOrder, read_problems
 from trainer.data.prompting import Draw, Problem, Question
 from trainer.data.questions import ArithmeticProblems, QuestionSet
+from trainer.policy.run_files import byte_library
 from trainer.rewards.functions import answer_match
-from trainer.tokenizer import loading
 
-GEMMA = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 GSM8K = Gsm8kData(**load_group("data/gsm8k"))
 PUBLISHED = SHARED / "data" / "gsm8k" / "test.jsonl"
 
@@ -280,13 +279,12 @@ def test_generated_problems_whose_counting_does_not_fit_are_left_out() -> None:
         ("n" * 40, {}, r"worked responses have more than 16 tokens; the first, .*, line 2, has 42"),
     ],
 )
-def test_two_rows_that_become_equal_are_no_pair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, keys: dict[str, Any], message: str
-) -> None:
-    monkeypatch.setattr(loading.ByteTokenizer, "special_tokens", dict.fromkeys(GEMMA, 258), raising=False)
-    monkeypatch.setattr(loading.ByteTokenizer, "__init__", lambda self: None)
+def test_two_rows_that_become_equal_are_no_pair(tmp_path: Path, bad: str, keys: dict[str, Any], message: str) -> None:
+    library = byte_library()
+    library.add_special_tokens(["<start_of_turn>", "<end_of_turn>"])
+    library.save(str(tmp_path / "tokenizer.json"))
     path, loop = worked_rows(tmp_path, [9, 7, 9, 8], bad=bad), LEARNS["dpo"] | {"max_new_tokens": 16}
-    keys = {"solution_column": "worked"} | keys
+    keys = {"solution_column": "worked", "tokenizer": str(tmp_path / "tokenizer.json")} | keys
     with pytest.raises(RunFileError, match=message):
         asked(path, 0, 100, loop, **keys)
     if "no pair" in message:

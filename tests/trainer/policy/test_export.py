@@ -12,13 +12,15 @@ from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import deep
+from tests.fakes.chat_templates import OWN
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.models.reference_models import FAMILIES, described, params_of
 from tests.trainer.policy.conftest import MakeCheckpoint, as_raw, rewrite_run_file
 from trainer import convert
 from trainer.models import weights
-from trainer.policy.policy import Policy, Sampling, describe
+from trainer.policy.policy import Policy, PolicyPrompts, Sampling, describe
+from trainer.policy.run_files import byte_library
 from trainer.pretrained import hf_files, run_weights, store
 
 GREEDY = Sampling(12, 0.0, None, None, 0)
@@ -69,6 +71,44 @@ def test_what_transformers_needs_of_a_policy(
     assert [tokenizer[f"{kind}_token"] for kind in ("bos", "eos", "pad")] == ["<bos>", "<eos>", "<pad>"]
     assert {array.dtype.name for _, array in hf_files.iter_tensors(epath.Path(out))} == {"bfloat16"}
     assert (out / "run.yaml").is_file()
+
+
+def test_a_chat_model_leaves_with_its_template_its_tokens_and_all_its_stops(
+    grpo_run: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """And without run.yaml it is asked as in the run, here as elsewhere."""
+    library, model, out = byte_library(), tmp_path / "model", tmp_path / "out"
+    library.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    model.mkdir()
+    library.save(str(model / "tokenizer.json"))
+    tokens = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": OWN["qwen2_5"]}]
+    (model / "tokenizer_config.json").write_text(json.dumps(tokens | {"chat_template": named}))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [260, 261], "top_p": 0.8}))
+    (model / "config.json").write_text(json.dumps({"eos_token_id": 258}))
+    prompt = grpo_run["data"]["prompt"] | {"system": " Add.\n"}
+    data = {"tokenizer": str(model / "tokenizer.json"), "chat_template": "own", "bos": None, "eos": None}
+    raw = grpo_run | {"data": grpo_run["data"] | data | {"prompt": prompt}}
+    raw["model"] |= {"vocab_size": 264}
+    checkpoint = make_checkpoint(raw)
+    assert run("export", checkpoint, out) == 0
+    read = {name: json.loads((out / f"{name}.json").read_text()) for name in ("tokenizer_config", "generation_config")}
+    assert read["generation_config"]["eos_token_id"] == [260, 261, 258]
+    assert read["generation_config"]["top_p"] == 0.8
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == [260, 261, 258]
+    assert read["tokenizer_config"] | tokens == read["tokenizer_config"], "its template may write them"
+    template = (out / "chat_template.jinja").read_text()
+    assert template.endswith(OWN["qwen2_5"])
+    assert "chat_template" not in read["tokenizer_config"]
+    here, elsewhere = (
+        PolicyPrompts(data, str(folder / "tokenizer.json"))
+        for data, folder in ((describe(epath.Path(checkpoint))[1].data, model), (None, out))  # type: ignore[union-attr]
+    )
+    assert elsewhere.stop_tokens == here.stop_tokens == (260, 261, 258)
+    for text in ("2 + 3?", "<|im_end|>\n"):
+        asked = here.encode_question(text)
+        assert elsewhere.encode_question(text) == asked  # the wording of data=arithmetic is the question
+        assert asked.count(260) == 2, "the end of two turns, and no text"
 
 
 @pytest.mark.deep
