@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 MAX_SHOWN = 5
-SUBMODULE = "160000"
-"""Mode of a submodule in git's index: https://git-scm.com/docs/index-format."""
+LINK, SUBMODULE = "120000", "160000"
+"""Modes in git's index: https://git-scm.com/docs/index-format."""
 POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/", b"/annex/objects/")
 """Beginnings of the files that Git LFS and git-annex leave in place of a content that was not fetched."""
 MAX_POINTER_BYTES = 1024
@@ -112,6 +112,8 @@ class _Listing:
             name = place + inner
             if mode == SUBMODULE:
                 yield from self._inner_repository(f"{name}/", "a submodule that is not checked out")
+            elif mode == LINK and (self.found.root / name).is_file() and not (self.found.root / name).is_symlink():
+                self.found.left_out[name] = "a link that git has written as a file (core.symlinks=false)"
             elif tag.upper() == "S" and not os.path.lexists(self.found.root / name):
                 self.found.left_out[name] = SPARSE
             else:

@@ -126,9 +126,9 @@ class HostConfig:
         for path in files:
             try:
                 text = path.read_bytes().decode(errors="surrogateescape")
-            except FileNotFoundError:
-                continue
             except OSError as error:
+                if isinstance(error, FileNotFoundError) and self.file is None:
+                    continue
                 raise ConfigError(f"cannot read the SSH config {path}: {error.strerror}") from None
             lines = text.split("\n")
             for number, line in enumerate(lines, 1):

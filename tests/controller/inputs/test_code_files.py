@@ -181,6 +181,14 @@ def a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def a_written_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("train.py")
+    git(path.parent, "add", path.name)
+    path.unlink()
+    git(path.parent, "-c", "core.symlinks=false", "checkout", path.name)
+
+
 def sparse(path: Path) -> None:
     path.unlink()
     git(path.parent, "update-index", "--skip-worktree", path.name)
@@ -192,6 +200,7 @@ def sparse(path: Path) -> None:
         (a_socket, "neither a file, a folder nor a link"),
         (a_pipe, "neither a file, a folder nor a link"),
         (a_folder, "neither a file, a folder nor a link"),
+        (a_written_link, "a link that git has written as a file (core.symlinks=false)"),
         (Path.unlink, "deleted here, tracked by git"),
         (sparse, "outside the sparse checkout"),
     ],

@@ -100,6 +100,8 @@ def test_submodules_are_cloned_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     git(tmp_path / "r", "submodule", "--quiet", "add", str(tmp_path / "inner"), "vendor")
     git(tmp_path / "r", "commit", "--quiet", "--message=two")
     commit = git(tmp_path / "r", "rev-parse", "HEAD")
+    (tmp_path / "r/vendor/mylib.py").write_text("x = 1\n")
+    assert collect_git_status(tmp_path / "r", (), [])[0]["not_in_patch"] == ["vendor"]
     assert (checkout(Repository(url=f"{tmp_path}/r", commit=commit), tmp_path / "a") / "vendor/mylib.py").is_file()
     (tmp_path / "inner").rename(tmp_path / "gone")
     with pytest.raises(ConfigError, match=r"code\.repository: .*/r: cannot clone its submodules: fatal"):

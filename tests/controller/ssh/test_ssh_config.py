@@ -119,6 +119,11 @@ def test_a_file_that_is_missing_or_a_command_that_never_ends_is_told(
 ) -> None:
     with pytest.raises(ConfigError, match=r"Can't open user config file .*nowhere"):
         HostConfig(home / "nowhere").lookup(HOST)
+    with monkeypatch.context() as without_ssh:
+        without_ssh.setenv("PATH", str(home))
+        assert HostConfig(None).lookup(HOST)["hostname"] == HOST
+        with pytest.raises(ConfigError, match=r"cannot read the SSH config .*nowhere: No such file"):
+            HostConfig(home / "nowhere").lookup(HOST)
     monkeypatch.setattr("controller.ssh.ssh_config.SECONDS", 0.2)
     write(home, 'Match exec "exec sleep 60"\n  Port 1\n')
     with pytest.raises(ConfigError, match=r"did not end within 0\.2 s; does a `Match exec`"):
