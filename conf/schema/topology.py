@@ -76,7 +76,7 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
     """
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
-        wanted = accelerator_type.replace("v5e", "v5litepod")  # v5e is its name everywhere but in the API
+        wanted = accelerator_type.lower().replace("v5e", "v5litepod")  # v5e is its name everywhere but in the API
         near = [wanted] if wanted in types else difflib.get_close_matches(wanted, types, n=4, cutoff=0.5)
         raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near) or 'none'}")
     name, chips, vms, chips_per_vm, shape = types[accelerator_type]

@@ -166,7 +166,7 @@ def test_price_is_per_slice() -> None:
     assert find_topology("v6e-8").usd_per_hour("nowhere-a", spot=False) is None
 
 
-@pytest.mark.parametrize("typed", ["v5litpod-16", "v5e-16", "v5e-17"])
+@pytest.mark.parametrize("typed", ["v5litpod-16", "v5e-16", "v5e-17", "V5LITEPOD-8", "V5E-16", "V5Litepod-16"])
 def test_an_unknown_type_suggests_the_nearest_by_its_name_of_the_api(typed: str) -> None:
     with pytest.raises(UnknownTypeError, match=rf"unknown type '{typed}'; closest: v5litepod-"):
         find_topology(typed)
