@@ -92,8 +92,10 @@ class EvaluatedModel(Protocol):
     max_seq_len: int
     """Tokens that the model can read. Of a longer text it reads the end."""
     bos: tuple[int, ...]
-    """Token before each text; the newline's, if the tokenizer has none."""
+    """Token before each text; empty if the tokenizer has none, as that of Qwen or GPT-2."""
     eos: int | None
+    prefix: int
+    """Token before an empty text, so that its first token can be scored: `bos`, else `eos`, else a newline."""
 
     def encode(self, texts: Sequence[str], /) -> list[list[int]]:
         """Return the tokens of each text, without special tokens."""

@@ -5,7 +5,6 @@ what only it can see, such as the entropy of the policy, and writes lines `{"ale
 metrics.jsonl, as a program of the user's own may do.
 """
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf.schema.run_sections import RunAlerts
-from controller.core.text import format_duration, format_number, numeric, printable
+from controller.core.text import finite_number, format_duration, format_number, numeric, printable
 from controller.records.ledger import Alert
 
 LINES_TO_CHANGE = 2
@@ -233,7 +232,7 @@ class AlertJudge:
     def _judge_finite(self, line: Mapping[str, Any], phase: str, now: float) -> None:
         if not self._settings.not_finite:
             return
-        wrong = [name for name in LOSSES if name in line and not _is_finite(line[name])]
+        wrong = [name for name in LOSSES if name in line and finite_number(line[name]) is None]  # null stands for NaN
         skipped = numeric(line.get("skipped"))
         if line.get("finite") == 0 or (skipped is not None and self._skipped is not None and skipped > self._skipped):
             wrong = wrong or ["loss"]
@@ -371,11 +370,6 @@ class AlertJudge:
     def _at(line: Mapping[str, Any]) -> str:
         step = numeric(line.get("step"))
         return "an unknown step" if step is None else f"step {step:.0f}"
-
-
-def _is_finite(value: Any) -> bool:
-    """Return whether a metric is a number; the bundled trainer writes null for NaN and infinity."""
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _positive(value: Any) -> float | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema.cloud import LocalCloud
+from conf.strict_json import dumps
 from controller.core.errors import ConfigError
 from controller.core.this_process import own_program
 
@@ -45,13 +46,13 @@ class Emulator:
 
     def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request to the emulator's own API, which no real cloud has."""
-        return json.loads(self._ask(name, json.dumps(body).encode()))
+        return json.loads(self._ask(name, dumps(body).encode()))
 
     def inject_faults(self, run_id: str, cloud: object) -> None:
         """Pass the faults of a config; the same script runs once per run."""
         faults = list(cloud.faults) if isinstance(cloud, LocalCloud) else []
         if faults:
-            key = hashlib.sha256(json.dumps([run_id, faults], sort_keys=True).encode()).hexdigest()
+            key = hashlib.sha256(dumps([run_id, faults], sort_keys=True).encode()).hexdigest()
             self.post("faults", {"key": key, "faults": faults})
 
     def delete(self, name: str) -> None:

@@ -4,7 +4,6 @@ The agent's commands are the same as on a pod's workers, each a process of this 
 """
 
 import hashlib
-import json
 import os
 import shlex
 import signal
@@ -20,6 +19,7 @@ from queue import Empty, Full, Queue
 from typing import IO, Any
 
 from conf.schema.cloud import HereCloud
+from conf.strict_json import dumps
 from controller.agent.fs import dump
 from controller.config.this_machine import JAX_NAMES, Devices, find_devices
 from controller.core.errors import ConfigError
@@ -261,7 +261,7 @@ def _forget_old_probes(root: Path, environment: Mapping[str, str]) -> None:
         if (name := each.metadata["Name"].lower()).startswith("jax") or name.startswith("libtpu")
     }
     told = {key: environment[key] for key in sorted(environment) if key.startswith(("JAX_", "CUDA_", "TPU_", "XLA_"))}
-    facts = json.dumps([sys.executable, sorted(versions.items()), told])
+    facts = dumps([sys.executable, sorted(versions.items()), told])
     mark, digest = root / "probed", hashlib.sha256(facts.encode()).hexdigest()
     if mark.is_file() and mark.read_text() == digest:
         return

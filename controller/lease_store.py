@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
+from conf.strict_json import dumps
 from controller.agent.worker_processes import boot_id, start_time
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document, has_format
@@ -139,7 +140,7 @@ class BucketLeaseStore:
         )
 
     def write(self, term: LeaseRecord, generation: int) -> int:
-        text = json.dumps(term.to_json())
+        text = dumps(term.to_json())
         answer = self.google.upload(
             self.bucket, self.object_name, text.encode(), generation=generation, metadata={KEY: text}
         )  # fmt: skip

@@ -17,6 +17,7 @@ from conf.chat_template import ChatMessage
 from conf.schema.training.run_yaml import RunFileError
 from trainer.extension import add_modules
 from trainer.policy.policy import Policy, Sampling, add_arguments, load_policy
+from trainer.sampler import LogitsError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy, sampling = load_policy(options)
         print(f"{_manner(policy)}; /reset forgets, /quit ends", file=sys.stderr)
         _converse(policy, sampling)
-    except RunFileError as error:
+    except (RunFileError, LogitsError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

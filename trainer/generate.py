@@ -10,16 +10,17 @@ Exit codes: 0 done, 2 bad arguments or weights.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from conf.schema.training.run_yaml import RunFileError
+from conf.strict_json import dumps
 from trainer.corpus.rows import read_rows
 from trainer.extension import add_modules
 from trainer.policy.policy import Policy, Sampling, add_arguments, count, load_policy
+from trainer.sampler import LogitsError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with partial.open("w") as file:
                 _write(policy, prompts, sampling, options, file)
             partial.replace(options.out)
-    except RunFileError as error:
+    except (RunFileError, LogitsError) as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
@@ -77,7 +78,7 @@ def _write(
             asked, sample = divmod(following, options.samples)
             line = {"prompt": prompts[asked], "sample": sample, "text": text, "finished": finished}
             as_json = options.json or options.out is not None
-            print(json.dumps(line, ensure_ascii=False) if as_json else text, file=out, flush=True)
+            print(dumps(line, ensure_ascii=False) if as_json else text, file=out, flush=True)
             following += 1
 
 

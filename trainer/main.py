@@ -30,6 +30,7 @@ from trainer.loops import load_loop
 from trainer.policy.run_files import write_run_files
 from trainer.rl.remote.identity import CHILD_VARIABLE, is_sampler, supervise
 from trainer.rl.remote.leases import SamplersLostError, TaskLostError
+from trainer.sampler import LogitsError
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_diagnosis import DivergedError
 from trainer.telemetry import startup_report, wandb
@@ -79,7 +80,7 @@ def main() -> None:
         code = {agreement.WrongDevicesError: 3, DisagreementError: 4, CorruptionError: 5}.get(type(error), 2)
     except PreemptedError:
         code = PREEMPTED_EXIT_CODE
-    except (DivergedError, OutageError, ReplacedError, TaskLostError, SamplersLostError) as error:
+    except (DivergedError, LogitsError, OutageError, ReplacedError, TaskLostError, SamplersLostError) as error:
         runtime.print_error(error)
         code = 6 if isinstance(error, SamplersLostError) else 1
     except BaseException:  # whatever the error, the others must not wait for this worker

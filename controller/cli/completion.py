@@ -1,6 +1,5 @@
 """Tab completion: the answers, the scripts for bash, zsh and fish with their installation, and `slipway completion`."""
 
-import json
 import os
 import re
 import shlex
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.strict_json import dumps
 from controller.cli.flags import COMPLETION_QUERY, HELP, VERBS, Flag, flags
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
@@ -229,19 +229,17 @@ def run_completion(command: Command) -> int:
     action, state = command.flags.action, Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
     if action == COMPLETION_QUERY:
         found = complete(os.environ.get("COMP_LINE", ""), Path.cwd())
-        print(
-            json.dumps(found) if command.flags.json else "\n".join(f"{word}\t{about}" for word, about in found.items())
-        )
+        print(dumps(found) if command.flags.json else "\n".join(f"{word}\t{about}" for word, about in found.items()))
         return 0
     if action == "vscode":
         from controller.config.editor_schemas import FOLDER, editor_settings
 
-        print(json.dumps(editor_settings(FOLDER), indent=1))
+        print(dumps(editor_settings(FOLDER), indent=1))
         return 0
     if action in SHELLS:
         print(SHELLS[action].script, end="")
         return 0
     act = install if action == "install" else uninstall
     done = act(resolve_shell(command.flags.shell), state)
-    print(json.dumps({"done": done}) if command.flags.json else "\n".join(done))
+    print(dumps({"done": done}) if command.flags.json else "\n".join(done))
     return 0

@@ -1,7 +1,6 @@
 """`slipway help`: print a page in color on a terminal, plain elsewhere, or JSON; open the documentation. `version`."""
 
 import importlib.util
-import json
 import os
 import sys
 import threading
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from conf.strict_json import dumps
 from controller.cli.flags import COMPLETION_QUERY, GROUPS, HELP, VERBS, Flag, flags
 from controller.cli.main import Command, resolve_verb
 from controller.config.compose import CONFIG_DIR, config_groups
@@ -64,7 +64,7 @@ PARTS = ("docs", "conf", "controller/cli", "README.md", "CONTRIBUTING.md", "CHAN
 def print_help(verb: str | None, *, as_json: bool) -> None:
     """Print the page of a verb, or the overview (None)."""
     if as_json:
-        print(json.dumps(_json_document(verb), indent=1))
+        print(dumps(_json_document(verb), indent=1))
         return
     sections = _verb_page(verb) if verb else _first_page(config_groups(Path.cwd() / "slipway"))
     _draw(sections)
@@ -239,5 +239,5 @@ def run_version(command: Command) -> int:
     from importlib.metadata import version
 
     installed = version("slipway")
-    print(json.dumps({"version": installed}) if command.flags.json else f"slipway {installed}")
+    print(dumps({"version": installed}) if command.flags.json else f"slipway {installed}")
     return 0

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from conf.strict_json import dumps
+
 FOLDER = Path(__file__).parent / "schemas"
 ROOT = Path(__file__).parents[2]
 CONFIG_SCHEMA = "config"
@@ -66,7 +68,7 @@ def _group_schema(models: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of a group's file: part of one of these models, which refer to the config schema."""
     files = [_with_defaults(model) for model in models]
     made = {"anyOf": files} if len(files) > 1 else files[0]
-    return json.loads(json.dumps(made).replace('"#/$defs/', f'"{CONFIG_SCHEMA}.json#/$defs/'))
+    return json.loads(dumps(made).replace('"#/$defs/', f'"{CONFIG_SCHEMA}.json#/$defs/'))
 
 
 def _with_defaults(model: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def _referenced_models(value: dict[str, Any]) -> list[str]:
 
 
 def _json(document: dict[str, Any]) -> str:
-    return f"{json.dumps(document, indent=1)}\n"
+    return f"{dumps(document, indent=1)}\n"
 
 
 def main() -> None:

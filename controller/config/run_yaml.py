@@ -1,6 +1,5 @@
 """What a pod gets of the config: bucket, `run.yaml`, variables and commands, with values only the controller knows."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from conf.formats import FORMAT
 from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
 from conf.schema.topology import YamlDumper
+from conf.strict_json import dumps
 from controller.core.errors import ConfigError
 from controller.core.text import object_url
 
@@ -123,7 +123,7 @@ class Placeholders:
         told = {
             "SLIPWAY_BUCKET": object_url(self.bucket),
             "SLIPWAY_RUN_URL": self.run_dir,
-            "SLIPWAY_ASSETS": json.dumps(nested, sort_keys=True),
+            "SLIPWAY_ASSETS": dumps(nested, sort_keys=True),
         }
         return told | {name: self.fill(value, f"env.vars.{name}") for name, value in own.items()}
 

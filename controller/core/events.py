@@ -1,6 +1,5 @@
 """Stream of events for the live view, the JSON output and the record on disk; and the screen that shows a run."""
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from conf.strict_json import dumps
 from controller.core.json_documents import checked, stamped
 from controller.core.text import width_of, wrap
 from controller.core.this_process import Clock, iso_timestamp
@@ -43,7 +43,7 @@ class Event:
         return body | ({"message": self.message} if self.message else {}) | self.data
 
     def as_json(self) -> str:
-        return json.dumps(self.to_json())
+        return dumps(self.to_json())
 
     @classmethod
     def from_json(cls, body: Any, where: str = "event") -> "Event":

@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from conf.formats import FORMAT, format_problem
+from conf.strict_json import dumps, restored
 from controller.core.errors import SlipwayError
 from controller.core.text import one_line
 
@@ -39,10 +40,13 @@ def stamped(body: Body) -> Body:
 
 
 def checked(body: Any, where: str) -> Body:
-    """Return the document without its format. Raises FormatError if the format is missing or unknown."""
+    """Return the document, as it was before `dump`, without its format.
+
+    Raises FormatError if the format is missing or unknown.
+    """
     if problem := format_problem(body, where):
         raise FormatError(problem)
-    return {key: value for key, value in body.items() if key != "format"}
+    return {key: value for key, value in restored(body).items() if key != "format"}
 
 
 class Record:
@@ -79,7 +83,7 @@ def _fields(document: Any) -> tuple[Field[Any], ...]:
 
 def dump(body: Body, indent: int | None = None) -> str:
     """Serialize a document as JSON, with its format."""
-    return json.dumps(stamped(body), indent=indent)
+    return dumps(stamped(body), indent=indent)
 
 
 def has_format(body: Any) -> bool:

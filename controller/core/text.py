@@ -8,6 +8,7 @@ A terminal has 80 columns unless its user makes it wider, so what tells rows apa
 
 import difflib
 import io
+import math
 import os
 import re
 import sys
@@ -360,6 +361,17 @@ def _interval(values: Mapping[str, Any], low: str, high: str) -> str:
 def numeric(value: Any) -> int | float | None:
     """Return the value if it is a number: a program may write anything as its metrics."""
     return value if isinstance(value, int | float) and abs(value) < MAX_NUMBER else None
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a finite float, or None for anything else; JSON numbers have no upper limit."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def format_number(value: Any) -> str:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from conf.strict_json import dumps
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document
 from controller.core.this_process import Clock
@@ -218,7 +219,7 @@ def _write_metadata(bucket: str, name: str, known: ObjectMetadata) -> None:
     file = _metadata_file(bucket, name)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = Path(bucket) / DRAFTS / uuid.uuid4().hex
-    draft.write_text(json.dumps(known.to_json()))
+    draft.write_text(dumps(known.to_json()))
     draft.replace(file)
 
 

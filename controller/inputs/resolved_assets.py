@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from conf.schema.assets import HUB, Asset, Kind, SourceAddress, parse_source
 from conf.schema.config import Config, digest, escape_line
+from conf.strict_json import dumps
 from controller.core.errors import ConfigError
 
 CHUNK = 1 << 22
@@ -52,7 +53,7 @@ class HashCache:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # assets are resolved in parallel and each exit saves: each writes its own temporary file, and the last wins
             with NamedTemporaryFile("w", dir=self._file.parent, prefix=f".{self._file.name}.", delete=False) as draft:
-                json.dump(self._known, draft)
+                draft.write(dumps(self._known))
             Path(draft.name).replace(self._file)
 
     def digests(self, paths: Iterable[Path]) -> dict[Path, Digests]:
@@ -149,7 +150,7 @@ class ResolvedAsset:
 
 def manifest_text(files: tuple[AssetFile, ...]) -> str:
     """Return the text of `manifest.json`, which maps names to SHA-256."""
-    return json.dumps({f.name: f.sha256 for f in files}, indent=1, sort_keys=True) + "\n"
+    return dumps({f.name: f.sha256 for f in files}, indent=1, sort_keys=True) + "\n"
 
 
 def resolve_assets(config: Config, root: Path) -> dict[str, ResolvedAsset]:

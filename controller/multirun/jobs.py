@@ -25,7 +25,7 @@ from controller.config.compose import compose, compose_raw
 from controller.connect import open_context, project_of
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
-from controller.core.json_documents import checked, dump
+from controller.core.json_documents import checked, dump, stamped
 from controller.core.text import sanitized_output
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
@@ -299,7 +299,7 @@ def main(request_file: str, answers_file: str, lifeline: str) -> int:
             release_pods(request)
             return 0
         answers = [answer.to_json() for answer in run_jobs(request)]
-        Path(answers_file).write_text(dump({"jobs": answers}))
+        Path(answers_file).write_text(json.dumps(stamped({"jobs": answers})))
     except SlipwayError as error:
         for line in error.problems if isinstance(error, ConfigError) else [str(error)]:
             print(f"error: {line}", file=sys.stderr)

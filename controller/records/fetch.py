@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from controller.core.errors import CloudError, ConfigError
-from controller.core.text import is_folder, object_url
+from controller.core.text import finite_number, is_folder, object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 
@@ -178,7 +178,8 @@ def _best_step(google: GoogleClient, bucket: str, run_id: str, steps: list[int])
         known: dict[str, Any] = json.loads(google.download(bucket, f"runs/{run_id}/{SCORES_FILE}"))
     except NotFoundError:
         return None
-    scores = {int(step): value for step, value in known["scores"].items() if int(step) in steps}
+    scores = {int(step): finite_number(value) for step, value in known["scores"].items() if int(step) in steps}
+    scores = {step: value for step, value in scores.items() if value is not None}
     if not scores:
         return None
     return (min if known["mode"] == "min" else max)(sorted(scores), key=scores.__getitem__)

@@ -4,13 +4,13 @@ Objects that must be created once have a generation precondition, so that two co
 https://cloud.google.com/storage/docs/request-preconditions
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Self, TypeVar
 
+from conf.strict_json import dumps
 from controller.core.errors import SlipwayError
 from controller.core.json_documents import DamagedRecordError, Document, Record, checked, dump, has_format, load_json
 from controller.core.text import format_duration, object_url
@@ -116,7 +116,7 @@ class Ledger:
 
     def record_result(self, result: Result) -> None:
         """Record the result; only the first one counts, and it replaces an object that is none."""
-        text = json.dumps(result.to_json(), indent=1)
+        text = dumps(result.to_json(), indent=1)
         if self.create("result.json", text):
             return
         try:
@@ -145,7 +145,7 @@ class Ledger:
 
     def record_launch(self, launch: Launch) -> bool:
         """Record a launch before it is made; return False if another controller recorded this attempt first."""
-        return self.create(_launch_name(launch.attempt), json.dumps(launch.to_json()))
+        return self.create(_launch_name(launch.attempt), dumps(launch.to_json()))
 
     def launch_object(self, attempt: int) -> str:
         """Return the full name of the object that records a launch."""
@@ -184,7 +184,7 @@ class Ledger:
     def add_incident(self, document: dict[str, Any]) -> None:
         """Record an incident after those that `incidents` has seen, damaged ones included; repeating it is safe."""
         number = self._last_incident + 1
-        self.create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
+        self.create(f"verdicts/{number:04d}.json", dumps(document, indent=1))
         self._last_incident = number
 
     def checkpoints(self) -> list[int]:
@@ -309,7 +309,7 @@ class AlertRecord(Document):
     @classmethod
     def from_json(cls, body: Any, where: str = "") -> Self:
         found = super().from_json(body, where or ALERTS_FILE)
-        return replace(found, alerts=tuple(Alert.from_json(alert) for alert in body["alerts"]))
+        return replace(found, alerts=tuple(Alert.from_json(alert) for alert in found.alerts))
 
     @property
     def active(self) -> list[Alert]:
@@ -333,7 +333,7 @@ def read_alerts(ledger: Ledger) -> AlertRecord:
 
 def write_alerts(ledger: Ledger, record: AlertRecord) -> None:
     kept = record.alerts[-MAX_RECORDED:]
-    ledger.write(ALERTS_FILE, json.dumps(replace(record, alerts=kept).to_json(), indent=1))
+    ledger.write(ALERTS_FILE, dumps(replace(record, alerts=kept).to_json(), indent=1))
 
 
 def describe_alert(alert: Alert, now: float) -> str:

@@ -5,7 +5,6 @@ plan.yaml (the same config, readable), git.json with diff.patch, and the events 
 drove the run. The code itself is in the bucket's archive `code/<sha256>.tar.gz`.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, NotRequired, TypedDict
 import yaml
 
 from conf.formats import POD_VARIABLE
+from conf.strict_json import dumps
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event, jsonl_listener
@@ -99,11 +99,11 @@ class Recorder:
 
             def write(call: RunRecord) -> None:
                 if not out.closed:
-                    out.write(json.dumps(call) + "\n")
+                    out.write(dumps(call) + "\n")
 
             def keep(event: Event) -> None:
                 if event.kind == "metrics":
-                    told.write(json.dumps({"time": round(event.time, 3)} | event.data["metrics"]) + "\n")
+                    told.write(dumps({"time": round(event.time, 3)} | event.data["metrics"]) + "\n")
 
             self._context.events.add_listener(events)
             self._context.events.add_listener(keep)
@@ -138,7 +138,7 @@ class Recorder:
     def finish(self, result: Result, spending: Spending) -> None:
         """Record that the run has finished: copy its results to this machine and upload this machine's files."""
         self._restore_record()
-        (self.folder / "result.json").write_text(json.dumps(result.to_json(), indent=1))
+        (self.folder / "result.json").write_text(dumps(result.to_json(), indent=1))
         told = self.folder / LOCAL_METRICS_FILE
         if told.is_file() and told.stat().st_size and not self._ledger.exists("metrics.jsonl"):
             self._ledger.create("metrics.jsonl", told.read_text())  # of a program that left it on its worker

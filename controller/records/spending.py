@@ -4,7 +4,6 @@ A pod created for the run counts from its creation, one left by an earlier run f
 counts until it is deleted or stopped, or another run takes it over, idle hours included.
 """
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from conf.schema.config import Config
+from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
 from controller.core.json_documents import DamagedRecordError, Document, checked, dump
 from controller.core.text import object_url
@@ -271,7 +271,7 @@ class Spending:
     def _write(self, life: PodLifetime) -> None:
         self._keep(life)
         name = f"runs/{self._run_id}/pods/{life.key}.json"
-        self._google.upload(self._bucket, name, json.dumps(life.to_json()).encode())
+        self._google.upload(self._bucket, name, dumps(life.to_json()).encode())
 
     def _keep(self, life: PodLifetime) -> None:
         with self._lock:
@@ -291,7 +291,7 @@ def write_ends(google: GoogleClient, bucket: str, run_id: str, lives: Sequence[P
         except (NotFoundError, DamagedRecordError):
             known = None
         if life.ended is not None and known is None:
-            google.upload(bucket, name, json.dumps(life.to_json()).encode())
+            google.upload(bucket, name, dumps(life.to_json()).encode())
 
 
 def billed_uid(pod: object) -> str:

@@ -2,7 +2,6 @@
 
 import array
 import io
-import json
 import os
 import random
 import re
@@ -17,6 +16,7 @@ from urllib.parse import quote
 from conf.schema.assets import Asset, Kind, SourceAddress, parse_source
 from conf.schema.config import Config
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, Model, family_switches
+from conf.strict_json import dumps
 from controller.config.pretrained_model import STAND_IN
 from controller.core.errors import ConfigError
 from controller.core.this_process import own_program
@@ -175,16 +175,14 @@ def _tokenizer() -> str:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     vocabulary = {letters[byte]: byte for byte in range(256)}
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
-    return json.dumps(
-        {"version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model}
-    )
+    return dumps({"version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model})
 
 
 def _config_json(model: Model) -> str:
     """Return the config.json of a small Gemma 2."""
     types = {"L": "sliding_attention", "G": "full_attention"}
     pattern = model.attention_pattern
-    return json.dumps({
+    return dumps({
         "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": model.num_layers,
         "hidden_size": model.dim, "num_attention_heads": model.num_heads, "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.head_dim, "intermediate_size": model.mlp_dim, "vocab_size": model.vocab_size,
@@ -216,5 +214,5 @@ def _weights(model: Model) -> bytes:
         begin = len(body)
         body += array.array("f", values).tobytes()
         header[f"model.{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, len(body)]}
-    text = json.dumps(header).encode()
+    text = dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + bytes(body)

@@ -4,7 +4,6 @@ Programs and workers wrote most of them, so unreadable content is skipped.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.json_documents import checked, has_format
+from controller.core.text import finite_number
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 from controller.records.index import RunRow
@@ -98,7 +98,7 @@ def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> F
 
 def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
     """Return the runs of these (nested) table rows, oldest first."""
-    return [_load_run(row, read) for row in sorted(rows, key=lambda row: _finite_number(row.get("created")) or 0.0)]
+    return [_load_run(row, read) for row in sorted(rows, key=lambda row: finite_number(row.get("created")) or 0.0)]
 
 
 def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
@@ -107,19 +107,19 @@ def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
     curves: dict[Metric, dict[float, float | None]] = {}
     lines = []
     for document in written:
-        step, time = _finite_number(document.get("step")), _finite_number(document.get("time"))
+        step, time = finite_number(document.get("step")), finite_number(document.get("time"))
         if step is None:
             continue
         if time is not None:
-            lines.append(MetricsLine(time, step, _finite_number(document.get("step_time"))))
+            lines.append(MetricsLine(time, step, finite_number(document.get("step_time"))))
         phase = str(document.get("phase", ""))[:MAX_NAME_LENGTH]
         for name, value in document.items():
             if name not in RESERVED_KEYS and (value is None or isinstance(value, int | float)):
-                curves.setdefault((phase, name[:MAX_NAME_LENGTH]), {})[step] = _finite_number(value)
+                curves.setdefault((phase, name[:MAX_NAME_LENGTH]), {})[step] = finite_number(value)
     _begin_with_warm_start(curves)
     results = row.get("metrics")
     for name, value in results.items() if isinstance(results, dict) else ():
-        if (number := _finite_number(value)) is not None:
+        if (number := finite_number(value)) is not None:
             curves[RESULT_FILE, name[:MAX_NAME_LENGTH]] = {0.0: number}
     known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
     events = sorted(
@@ -136,17 +136,6 @@ def _begin_with_warm_start(curves: dict[Metric, dict[float, float | None]]) -> N
         later = curves.get(("eval", name))
         if phase == "warm_start" and name.startswith("eval_") and later:
             later.setdefault(max(curve), curve[max(curve)])
-
-
-def _finite_number(value: Any) -> float | None:
-    """Return a finite float, or None for anything else; JSON numbers have no upper limit."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:

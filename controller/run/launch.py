@@ -7,13 +7,13 @@ Runs wait with `up --queue`, in order of arrival. Each is a small object in the 
 lives; an object that has not been rewritten for a while belongs to a dead controller and does not count.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.training.loop import GrpoLoop
+from conf.strict_json import dumps
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
 from controller.context import Context
 from controller.core.errors import ConfigError
@@ -196,7 +196,7 @@ class PodQueue:
             if now - last_refresh >= QUEUE_REFRESH_SECONDS:
                 last_refresh = now
                 entry = _WaitingRun(run_id, since, refreshed=now).to_json()
-                self._google.upload(self._bucket, self._name(run_id), json.dumps(entry).encode())
+                self._google.upload(self._bucket, self._name(run_id), dumps(entry).encode())
 
         refresh()
         try:

@@ -4,7 +4,6 @@ Whoever drives the run tells. A notification that fails is a warning in the run'
 because of it.
 """
 
-import json
 import queue
 import threading
 import urllib.error
@@ -19,6 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from conf.extension import load
 from conf.schema.run_sections import Event as NotifyEvent
+from conf.strict_json import dumps
 from controller.alerts import AlertJudge
 from controller.context import Context
 from controller.core.errors import SlipwayError
@@ -255,7 +255,7 @@ def post_json(url: str, content: Mapping[str, Any], sleep: Callable[[float], Non
     """Post JSON to a webhook, again if the server is busy or does not answer. Raises WebhookError."""
     if (problem := address_problem(url)) != "":
         raise WebhookError(problem)
-    data = json.dumps(content, default=str).encode()
+    data = dumps(content, default=str).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - http(s), checked
 
     def send() -> None:

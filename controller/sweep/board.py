@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from conf.strict_json import dumps
 from controller.core.events import Event, FinishedRun
 from controller.core.json_documents import Record, checked, dump, stamped
 from controller.core.text import (
@@ -21,6 +22,7 @@ from controller.core.text import (
     SHOWN_METRICS,
     Concession,
     fit_table,
+    numeric,
     printable,
     result_lines,
     short_ids,
@@ -154,7 +156,7 @@ class Board:
             self._timer = None
         self._saved_at = time.monotonic()
         draft = self._file.with_suffix(".draft")
-        draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
+        draft.write_text(dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
         draft.replace(self._file)
 
 
@@ -279,8 +281,8 @@ def format_cost(line: BoardRow, now: float) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw the course of a metric in a few characters."""
-    if not values:
+    """Draw the course of a metric in a few characters, without what is not finite."""
+    if not (values := [value for value in values if numeric(value) is not None]):
         return ""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
@@ -295,15 +297,15 @@ def format_eta(line: BoardRow) -> str:
 
 
 def _apply_metrics(line: BoardRow, metrics: dict[str, Any]) -> None:
-    if isinstance(step := metrics.get("step"), int | float):
+    if (step := numeric(metrics.get("step"))) is not None:
         line.step = int(step)
-    if isinstance(total := metrics.get("steps_total"), int | float):
+    if (total := numeric(metrics.get("steps_total"))) is not None:
         line.steps_total = int(total)
-    line.step_time = metrics.get("step_time") or line.step_time
-    best = next((name for name in BOARD_METRICS if isinstance(metrics.get(name), int | float)), "")
+    line.step_time = numeric(metrics.get("step_time")) or line.step_time
+    best = next((name for name in BOARD_METRICS if numeric(metrics.get(name)) is not None), "")
     if best and (not line.metric or BOARD_METRICS.index(best) < BOARD_METRICS.index(line.metric)):
         line.metric, line.values = best, []  # GRPO reports its first accuracy after a warm start
-    if isinstance(value := metrics.get(line.metric), int | float):
+    if (value := numeric(metrics.get(line.metric))) is not None:
         line.values = [*line.values, float(value)][-SPARK_POINTS:]
 
 

@@ -25,7 +25,7 @@ from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.events import Event
 from controller.core.finding import Finding
-from controller.core.text import plural
+from controller.core.text import finite_number, plural
 from controller.gcp.prices import hourly_price
 from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.inputs.modules import references
@@ -355,23 +355,23 @@ class SearchSource:
         return self.study.ask() if len(self.study.get_trials(deepcopy=False)) < self._search.trials else None
 
     def job_ended(self, job: SweepJob, result: Result | None) -> None:
-        """Report the result to the study: the metric or a failure; a pruned trial has been reported already."""
+        """Report the result to the study: the metric, or a failure, as NaN is; a pruned trial is reported already."""
         trial = self._trials.pop(job.run_id, None)
         if trial is None:
             return
-        value = None if result is None else result.summary.get(self._search.metric)
-        if isinstance(value, int | float):
-            self.study.tell(trial, float(value))
+        value = None if result is None else finite_number(result.summary.get(self._search.metric))
+        if value is not None:
+            self.study.tell(trial, value)
         else:
             self.study.tell(trial, state=self._storage_file.FAIL)
 
     def should_prune(self, job: SweepJob, event: Event) -> bool:
         """Report a line of metrics to the study; return whether to prune the run."""
         line, trial = event.data["metrics"], self._trials.get(job.run_id)
-        value, step = line.get(self._search.metric), line.get("step")
-        if trial is None or not isinstance(value, int | float) or not isinstance(step, int | float):
+        value, step = finite_number(line.get(self._search.metric)), finite_number(line.get("step"))
+        if trial is None or value is None or step is None:
             return False
-        trial.report(float(value), int(step))
+        trial.report(value, int(step))
         if not self._search.prune or not trial.should_prune():
             return False
         self.study.tell(self._trials.pop(job.run_id), state=self._storage_file.PRUNED)

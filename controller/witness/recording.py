@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from conf.strict_json import dumps
 from controller.core.json_documents import Document, Record, stamped
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
@@ -138,9 +139,9 @@ class Recording:
             self.stand_ins.learn(document)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         scrub = self.stand_ins.scrub
-        self._write(REQUESTS, "".join(json.dumps(scrub(line)) + "\n" for line in lines))
-        self._write(STAGES, json.dumps(scrub(stages), indent=1) + "\n")
-        self._write(WORKERS, json.dumps(scrub(workers), indent=1) + "\n")
+        self._write(REQUESTS, "".join(dumps(scrub(line)) + "\n" for line in lines))
+        self._write(STAGES, dumps(scrub(stages), indent=1) + "\n")
+        self._write(WORKERS, dumps(scrub(workers), indent=1) + "\n")
         self._write(README, self.stand_ins.scrub(readme(self)))
         return self._refuse_leaks()
 

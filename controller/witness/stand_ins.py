@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
+from conf.strict_json import dumps
 from controller.gcp.answers import is_labelled
 
 STAND_INS: dict[str, Callable[[int], str]] = {
@@ -164,7 +165,7 @@ class StandIns:
         if depth == 0:
             return self._replace(text)
         if (data := _parsed(text)) is not None:
-            return text if (clean := self.scrub(data)) == data else json.dumps(clean)
+            return text if (clean := self.scrub(data)) == data else dumps(clean)
         text = self._replace(text)
         if "%" in text and (plain := unquote(text)) != text and (clean := self._scrub_text(plain, depth - 1)) != plain:
             text = quote(clean, safe="/:?=&@,.~-_")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.trainer.policy.conftest import MakeCheckpoint, make_checkpoint
 from trainer import chat, generate
+from trainer.policy.policy import Policy
+from trainer.sampler import LogitsError
 
 __all__ = ["make_checkpoint"]
 
@@ -77,3 +79,16 @@ def test_a_folder_without_weights_is_one_line(checkpoint: Path, capsys: pytest.C
             said = capsys.readouterr().err
             assert message in said
             assert said.count("\n") == 1
+
+
+def test_weights_that_give_no_logits_are_one_line(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate_nothing(*_: Any, **__: Any) -> None:
+        raise LogitsError("the model's logits are not finite")
+
+    monkeypatch.setattr(Policy, "generate", generate_nothing)
+    monkeypatch.setattr("sys.stdin", io.StringIO("2 + 2?\n"))
+    for program, more in ((generate.main, ["--prompt", "x"]), (chat.main, [])):
+        assert program([str(checkpoint), *more]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == "the model's logits are not finite"

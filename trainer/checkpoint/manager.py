@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -13,6 +14,7 @@ from orbax.checkpoint import type_handlers
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
+from conf.strict_json import dumps
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
 from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage, outage_of
@@ -348,11 +350,19 @@ class Retention:
             if problem := format_problem(body, str(self._file)):
                 raise RunFileError(problem)
             if body["metric"] == self._best.metric:
-                self._scores = {int(step): value for step, value in body["scores"].items()}
+                known = {int(step): value for step, value in body["scores"].items() if value is not None}
+                self._scores = {step: value for step, value in known.items() if math.isfinite(value)}
 
     def record_score(self, step: int, value: float) -> None:
-        """Record the score of the weights after `step` updates. Process 0 writes it to scores.json."""
-        self._scores[step] = value
+        """Record the score of the weights after `step` updates. Process 0 writes it to scores.json.
+
+        What is not finite is no score: the checkpoint never is the best.
+        """
+        if math.isfinite(value):
+            self._scores[step] = value
+        elif self._writes and self._best:
+            self._scores.pop(step, None)
+            print(f"WARNING: {self._best.metric} after update {step} is {value}: it cannot be the best", flush=True)
         self.write()
 
     def write(self) -> None:
@@ -363,7 +373,7 @@ class Retention:
         content |= {"best": self.best_step(list(self._scores))}
         partial = self._file.with_suffix(".partial")
         with self._storage.tolerated(SCORES_FILE):
-            partial.write_text(json.dumps(content | {"scores": self._scores}, indent=1) + "\n")
+            partial.write_text(dumps(content | {"scores": self._scores}, indent=1) + "\n")
             partial.replace(self._file)
 
     def best_step(self, steps: Sequence[int]) -> int | None:

@@ -5,6 +5,7 @@ therefore reads one contiguous range of rows.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,15 +49,30 @@ def axis_sizes(cfg: conf.schema.training.settings.Mesh, devices: int) -> dict[st
     if -1 in sizes.values() and devices % given == 0:
         sizes = {axis: devices // given if size == -1 else size for axis, size in sizes.items()}
     if math.prod(sizes.values()) != devices:
-        shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        shape = _described(sizes)
         raise RunFileError(f"mesh: {shape} does not make {devices} devices; change mesh.data, mesh.fsdp or mesh.tensor")
     return sizes
 
 
-def build_mesh(cfg: conf.schema.training.settings.Mesh) -> Mesh:
-    """Return the mesh over all devices of all processes. Raises RunFileError if its product is not their number."""
-    sizes = axis_sizes(cfg, jax.device_count())
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+def build_mesh(cfg: conf.schema.training.settings.Mesh, devices: Sequence[Any] | None = None) -> Mesh:
+    """Return the mesh over devices in the order that suits their network; None: all devices of all processes.
+
+    Raises RunFileError if its product is not their number, or their network has no such order.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = axis_sizes(cfg, len(devices))
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    try:
+        return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
+    except NotImplementedError:  # most TPUs split no axis of their network
+        raise RunFileError(
+            f"mesh: {_described(sizes)} cannot be laid along the axes of this slice's network; change mesh.data, "
+            "mesh.fsdp or mesh.tensor to products of their sizes"
+        ) from None
+
+
+def _described(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
 def partition_spec(*axes: str | None) -> PartitionSpec:

@@ -73,7 +73,7 @@ def grade(model: EvaluatedModel, task: Mapping[str, Any], examples: Sequence[Exa
         shots = [examples[n] for n in chosen]
         prompts.append(PROMPTS[kind](example, shots, between))
     encoded = iter(model.encode([text for group in prompts for text in group]))
-    rows = [[[*model.bos, *next(encoded)] for _ in group] for group in prompts]
+    rows = [[[model.prefix, *next(encoded)] for _ in group] for group in prompts]  # without a bos, nanochat takes eos
     spans = [_spans(kind, group) for group in rows]
     if kind == "language_modeling":  # the prompt without its continuation only says where that begins
         rows, spans = [group[1:] for group in rows], [group[1:] for group in spans]
@@ -84,8 +84,9 @@ def grade(model: EvaluatedModel, task: Mapping[str, Any], examples: Sequence[Exa
         if kind == "language_modeling":
             correct.append(bool(options[0][1].all()))
         else:
-            losses = [-float(np.mean(logprobs)) if len(logprobs) else math.nan for logprobs, _ in options]
-            correct.append(losses.index(min(losses)) == example["gold"])
+            means = [float(np.mean(logprobs)) if len(logprobs) else math.nan for logprobs, _ in options]
+            known = [-math.inf if math.isnan(mean) else mean for mean in means]  # what it could not read is not chosen
+            correct.append(known.index(max(known)) == example["gold"] and not math.isnan(means[example["gold"]]))
     return correct
 
 

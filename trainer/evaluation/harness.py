@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from conf.extension import EvaluatedModel
-from trainer.evaluation.statistics import Z_95
+from trainer.evaluation.statistics import Z_95, wilson_interval
 
 DEFAULT_NEW_TOKENS = 256
 """The library's default."""
@@ -62,12 +62,13 @@ def lm_eval(
         )
     metrics: dict[str, float] = {}
     for task, values in {**found["results"], **found.get("groups", {})}.items():
-        metrics |= _metrics(task if task in tasks else f"/{task}", values)
+        asked = found.get("n-samples", {}).get(task, {}).get("effective", 0)
+        metrics |= _metrics(task if task in tasks else f"/{task}", values, asked)
     return metrics
 
 
-def _metrics(task: str, values: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of a task. values: by `metric,filter`, where the filter may be `none`."""
+def _metrics(task: str, values: dict[str, Any], asked: int) -> dict[str, float]:
+    """Return the metrics of a task. values: by `metric,filter`, where the filter may be `none`; asked: its examples."""
     metrics = {}
     for name, value in values.items():
         metric, comma, kind = name.partition(",")
@@ -77,7 +78,10 @@ def _metrics(task: str, values: dict[str, Any]) -> dict[str, float]:
         key = f"{task}_{re.sub('[^a-z0-9]+', '_', metric.lower() + (f' {kind}' if kind != 'none' else ''))}"
         metrics[key] = float(value)
         if isinstance(error, int | float):
-            bounds = {"_low": value - Z_95 * error, "_high": value + Z_95 * error, "_stderr": error}
+            low, high = value - Z_95 * error, value + Z_95 * error
+            if error == 0 and asked and 0 <= value <= 1:  # all examples alike, which is no certainty
+                low, high = wilson_interval(value * asked, asked)
+            bounds = {"_low": low, "_high": high, "_stderr": error}
             metrics |= {key + end: float(bound) for end, bound in bounds.items()}
     return metrics
 
@@ -101,16 +105,20 @@ def _language_model(model: EvaluatedModel) -> Any:
     utils = import_module("lm_eval.utils")
 
     class LanguageModel(base):
-        eot_token_id = model.bos[0] if model.eos is None else model.eos
-        prefix_token_id = model.bos[0]
+        eot_token_id = model.prefix if model.eos is None else model.eos
+        prefix_token_id = model.prefix
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
             begin = () if add_special_tokens is False else model.bos
             return [*begin, *model.encode([string])[0]]
 
         def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-            scored = model.score([[*context, *continuation] for _, context, continuation in requests])
-            spans = [max(1, len(continuation)) for _, _, continuation in requests]
+            scored = model.score([[*(context or [model.prefix]), *asked] for _, context, asked in requests])
+            spans = [max(1, len(asked)) for _, _, asked in requests]
+            if (longest := max(spans, default=0)) >= model.max_seq_len:
+                raise ValueError(
+                    f"model.max_seq_len: {model.max_seq_len} has no room for an answer of {longest} tokens"
+                )
             return [
                 (float(np.sum(logprobs[-n:])), bool(greedy[-n:].all()))
                 for n, (logprobs, greedy) in zip(spans, scored, strict=True)

@@ -166,7 +166,8 @@ class TextModel(LoadedModel):
         super().__init__(score=self._score_batch, generate=self._generate_batch)
         self._cfg, self._mesh, self._tokenizer, self._ends = cfg, mesh, tokenizer, tuple(ends)
         self.max_seq_len, self.eos = cfg.max_seq_len, ends[0] if ends else None
-        self.bos = tuple(bos) or tuple(self.encode(["\n"])[0][:1])
+        self.bos = tuple(bos)
+        self.prefix = (*self.bos, *self._ends, *self.encode(["\n"])[0])[0]
         self._shards = meshes.num_shards(mesh, "batch")
         self._score = jax.jit(self._scores, out_shardings=meshes.named_sharding(mesh))
         self._samplers: dict[tuple[Any, ...], Sampler] = {}
@@ -185,6 +186,8 @@ class TextModel(LoadedModel):
             logprobs, greedy = self._calls.call("score", batch=batch, width=width)
             for place, i in enumerate(numbers):
                 read, missing = len(batch[place]) - 1, len(rows[i]) - len(batch[place])
+                if not np.isfinite(logprobs[place, :read]).all():  # else a NaN would be compared, and could be the best
+                    raise ValueError(f"after update {self.step} the model's log-probabilities are not finite")
                 scored[i] = (
                     np.concatenate([np.full(missing, np.nan, np.float32), logprobs[place, :read]]),
                     np.concatenate([np.zeros(missing, bool), greedy[place, :read]]),
@@ -208,7 +211,7 @@ class TextModel(LoadedModel):
         self.num_truncated += sum(len(prompt) > width for prompt in prompts)
         sizes = {"width": width, "max_new_tokens": max_new_tokens, "stop": list(stop), "temperature": temperature}
         for first in range(0, len(prompts), count):
-            batch = [list(prompt[-width:]) or list(self.bos) for prompt in prompts[first : first + count]]
+            batch = [list(prompt[-width:]) or [self.prefix] for prompt in prompts[first : first + count]]
             for tokens in self._calls.call("generate", batch=batch, first=first, **sizes):
                 text = self.decode(tokens)
                 ends = [at for at in map(text.find, stop) if at >= 0]

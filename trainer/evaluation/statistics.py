@@ -8,7 +8,7 @@ Z_95 = 1.959963984540054
 """Standard deviations around the mean that hold 95 % of a normal distribution."""
 
 
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
+def wilson_interval(right: float, total: int) -> tuple[float, float]:
     """Return the 95 % interval of a fraction of independent answers.
 
     Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927), 209-212.
@@ -23,12 +23,16 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
 def clustered_interval(means: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval for several, dependent answers per question, from the mean of each question.
 
-    Miller, "Adding error bars to evals", https://arxiv.org/abs/2411.00640, 2.2.
+    Miller, "Adding error bars to evals", https://arxiv.org/abs/2411.00640, 2.2. Where all questions have one mean, or
+    none has any other than 0 and 1, they are that many independent answers, and have Wilson's interval: a variance of
+    0 is no certainty.
     """
     count = len(means)
     mean = sum(means) / count
     if count == 1:
         return 0.0, 1.0
+    if max(means) - min(means) < 1e-9 or {*means} <= {0.0, 1.0}:
+        return wilson_interval(sum(means), count)
     error = math.sqrt(sum((m - mean) ** 2 for m in means) / (count - 1) / count)
     return max(mean - Z_95 * error, 0.0), min(mean + Z_95 * error, 1.0)
 

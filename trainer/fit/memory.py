@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from conf.schema.topology import Topology, find_topology
@@ -28,7 +27,7 @@ class CompilerError(RuntimeError):
 
 
 def slice_mesh(experiment: RunFile) -> Mesh:
-    """Return the run's mesh over abstract devices of its slice.
+    """Return the run's mesh over abstract devices of its slice, in the run's order: a program depends on it.
 
     Raises CompilerError, or RunFileError if the mesh does not match the slice's devices.
     """
@@ -41,9 +40,7 @@ def slice_mesh(experiment: RunFile) -> Mesh:
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": slice_.accelerator_type,
     }
-    sizes = meshes.axis_sizes(experiment.mesh, slice_.devices)
-    devices = np.array(_slice_devices(slice_)).reshape(tuple(sizes.values()))
-    return Mesh(devices, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
+    return meshes.build_mesh(experiment.mesh, _slice_devices(slice_))
 
 
 def require_compiler() -> None:

@@ -9,7 +9,6 @@ Exit codes: 0 everything fits (with --slices: on one of them), 2 it does not, or
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from conf.schema.topology import UnknownTypeError, find_topology
 from conf.schema.training.loop import CustomLoop, PuzzleLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
+from conf.strict_json import dumps
 from trainer.distributed import mesh as meshes
 from trainer.fit import slices
 from trainer.fit.memory import GIB, CompilerError, MemoryReport, measure_all, require_compiler, slice_mesh
@@ -158,11 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     row = slices.report(chosen, find_topology(chosen.pod.accelerator_type), verdicts, options.zone, spot=options.spot)
     found = report_json(experiment, chosen, verdicts, fix) | {"forecast": row.forecast and row.forecast.to_json()}
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1))
+        options.out.write_text(dumps(found, indent=1))
     lines = report_lines(chosen, verdicts)
     if not only and not short:
         lines += ["", *(slices.table([row]) if row.forecast else [row.why])]
-    print(json.dumps(found, indent=1) if options.json else "\n".join(lines))
+    print(dumps(found, indent=1) if options.json else "\n".join(lines))
     if short and not options.json:
         print("\n".join(["", *failure_lines(chosen, short, fix, looked=not only)]))
     return 2 if short else 0
@@ -182,8 +182,8 @@ def _compare(experiment: RunFile, options: argparse.Namespace) -> int:
     rows.sort(key=slices.sort_key(options.sort))
     found = {"format": FORMAT, "slices": [row.to_json() for row in rows]}
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1))
-    print(json.dumps(found, indent=1) if options.json else "\n".join(slices.table(rows)))
+        options.out.write_text(dumps(found, indent=1))
+    print(dumps(found, indent=1) if options.json else "\n".join(slices.table(rows)))
     return 0 if any(row.fits for row in rows) else 2
 
 

@@ -22,6 +22,8 @@ from trainer.rewards.pool import RewardPool
 from trainer.rl.build import GrpoParts, validated_loop
 from trainer.rl.programs import abstract_reference, initial_reference, programs, supervised_batch
 from trainer.rl.rollouts import staleness
+from trainer.sampler import LogitsError
+from trainer.step.nan_diagnosis import DivergedError
 from trainer.telemetry.metrics import MetricsLogger
 from trainer.telemetry.startup_report import format_transcripts, log_on_main
 
@@ -46,7 +48,10 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     ):
         parts = GrpoParts(experiment, loop, mesh, log, notice, reward_pool, checkpoints, environments)
         with parts.remote or nullcontext():
-            _train(parts)
+            try:
+                _train(parts)
+            except LogitsError as error:
+                raise DivergedError(f"after update {parts.train_state.progress.total_steps}: {error}") from None
 
 
 def _train(parts: GrpoParts) -> None:

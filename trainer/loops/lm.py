@@ -25,9 +25,10 @@ from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.loops.updates import UpdateLoop
 from trainer.losses import lm
 from trainer.models.weights import Params
-from trainer.sampler import Sampler, SamplerSettings, StopCriteria
+from trainer.sampler import LogitsError, Sampler, SamplerSettings, StopCriteria
 from trainer.step import nan_diagnosis, train_step
 from trainer.step.batch_check import BatchCheck, read_by
+from trainer.step.nan_diagnosis import DivergedError
 from trainer.step.program import Program
 from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.metrics import MetricsLogger
@@ -170,7 +171,10 @@ class LmUpdates(UpdateLoop[LmLoop]):
         return {"tokens_per_second": self.loop.total_batch_tokens / seconds} | used
 
     def sample(self, state: train_step.State, step: int) -> None:
-        texts = self.samples.generate(train_step.eval_params(state))
+        try:
+            texts = self.samples.generate(train_step.eval_params(state))
+        except LogitsError as error:
+            raise DivergedError(f"after update {step}: {error}") from None
         self.log.log_text(step, "samples", "\n\n---\n\n".join(texts))
 
 

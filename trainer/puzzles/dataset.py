@@ -17,6 +17,7 @@ from etils import epath
 
 from conf.formats import format_problem
 from conf.schema.training.run_yaml import RunFileError
+from conf.strict_json import dumps
 from trainer.corpus import files
 
 SPLITS = ("train", "test")
@@ -173,5 +174,5 @@ def write_dataset(output: str, facts: dict[str, Any], splits: dict[str, Split]) 
         for array, dtype in DTYPES.items():
             with (target / name / f"{array}.npy").open("wb") as file:
                 np.save(file, np.asarray(getattr(split, array), dtype))
-    text = json.dumps({"format": 1, **facts, "identifiers": 1, "splits": counts}, indent=1)
+    text = dumps({"format": 1, **facts, "identifiers": 1, "splits": counts}, indent=1)
     (target / "puzzles.json").write_text(text + "\n")

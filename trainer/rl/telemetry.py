@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 import conf.schema.training.loop
 from conf.schema.training.loop import GrpoLoop
@@ -65,9 +66,9 @@ class MetricAverages:
         known = self._values.get(name)
         if known is None:
             return value
-        if name.endswith("_min"):
-            return min(known, value)
-        return max(known, value) if name.endswith("_max") else known + value
+        if name.endswith(("_min", "_max")):  # Python's min and max keep or lose a NaN by its place; NumPy's keep it
+            return float((np.minimum if name.endswith("_min") else np.maximum)(known, value))
+        return known + value
 
     def pop(self) -> dict[str, float]:
         found = {
@@ -253,9 +254,7 @@ class Telemetry:
 
     def _log_alerts(self, step: int, total_step: int, values: dict[str, float]) -> None:
         changes = self._alerts.check(step, values)
-        if said := [f"ALERT after update {step}: {message}" for message in changes.values() if message]:
-            startup_report.log_on_main(*said)
-            self._log.log_text(step, "alerts", "\n\n".join(said))
+        startup_report.log_on_main(*(f"ALERT after update {step}: {said}" for said in changes.values() if said))
         for name, message in changes.items():
             self._log.log_alert(total_step, name, message)
 

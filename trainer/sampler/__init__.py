@@ -8,7 +8,7 @@ A row's tokens depend only on the weights, its prompt, the key and its number: n
 or processes.
 """
 
-from trainer.sampler.engine import Completion, Sampler
+from trainer.sampler.engine import Completion, LogitsError, Sampler
 from trainer.sampler.settings import SamplerSettings, StopCriteria
 
-__all__ = ["Completion", "Sampler", "SamplerSettings", "StopCriteria"]
+__all__ = ["Completion", "LogitsError", "Sampler", "SamplerSettings", "StopCriteria"]

@@ -28,7 +28,8 @@ def sample_token(
     """Sample a token per row of logits [B, V]: int32 [B], and its log-probability in that distribution, float32 [B].
 
     keys: [B], one per row; at: int32 [B], the token's index within its row, which varies the randomness. Temperature 0
-    takes the likeliest token, with its log-probability at temperature 1. Sampling uses the Gumbel-max trick.
+    takes the likeliest token, with its log-probability at temperature 1. Sampling uses the Gumbel-max trick. A row
+    with a logit that is NaN or infinity has the log-probability NaN.
     """
     scaled = truncate_logits(logits / jnp.where(temperature > 0, temperature, 1.0), top_k, top_p)
 
@@ -45,17 +46,17 @@ def truncate_logits(logits: jax.Array, top_k: int | None, top_p: float | None) -
     """Set the logits [B, V] of excluded tokens to MASKED_LOGIT; ties are kept or excluded together.
 
     top_p (https://arxiv.org/abs/1904.09751): keep the smallest set of likeliest tokens, among those left by top_k,
-    whose probability reaches it.
+    whose probability reaches it. NaN is neither less than nor equal to anything, so it stays and shows.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         least = lax.top_k(logits, top_k)[0][:, -1:]
-        logits = jnp.where(logits >= least, logits, MASKED_LOGIT)
+        logits = jnp.where(logits < least, MASKED_LOGIT, logits)
     if top_p is not None and top_p < 1:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(ordered, axis=-1)
         kept = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p  # the likelier ones fall short of top_p
         least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits >= least, logits, MASKED_LOGIT)
+        logits = jnp.where(logits < least, MASKED_LOGIT, logits)
     return logits
 
 

@@ -16,6 +16,10 @@ from trainer.sampler.programs import SamplerPrograms
 from trainer.sampler.settings import SamplerSettings, StopCriteria
 
 
+class LogitsError(RuntimeError):
+    """The model's logits are not finite, so no token can be drawn; all processes get it."""
+
+
 class Completion(NamedTuple):
     """One response.
 
@@ -74,7 +78,7 @@ class Sampler:
         draw. partial_response: called after each chunk with the row and the tokens so far of each response. numbers:
         of each row, for its randomness; by default its place. weights: returns the copy for the next chunk and its
         version; the cache of earlier tokens stays. Raises RunFileError if a prompt is longer than
-        `max_prompt_length`.
+        `max_prompt_length`, LogitsError if the logits of a row are not finite.
         """
         longest = max(len(prompt) for prompt in prompts)
         if longest > self.settings.max_prompt_length:
@@ -196,6 +200,11 @@ class _Generation:
             row.tokens += tokens[slot, :count].tolist()
             row.logprobs += logprobs[slot, :count].tolist()
             row.versions += [self.version] * count
+            if not (known := np.isfinite(logprobs[slot, :count])).all():
+                raise LogitsError(
+                    f"the model's logits are not finite at token {seen + int(known.argmin()) + 1} of a response: its "
+                    "weights or activations are NaN, or beyond the range of model.activation_dtype"
+                )
             stop = self.stops.find_end(row.tokens, seen)
             length = len(row.tokens) if stop is None else stop
             if self.partial_response is not None:

@@ -22,6 +22,7 @@ import jax
 from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
+from conf.strict_json import dumps
 from trainer.checkpoint.storage import RunStorage
 from trainer.telemetry.throughput import PhaseTimes
 
@@ -67,21 +68,28 @@ class MetricsLogger:
 
         That step's evaluation is dropped too: it follows the checkpoint and is repeated. Evaluations of
         `loop.evaluations` are not, see `recorded`. A new run resumes at step 0.
-        The lines come from the local folder, or else from the run's.
+        The lines come from the local folder, or else from the run's. Of TensorBoard's readers, those in Python then
+        forget all points from this step on, and the others those that a new point repeats or precedes; so the points of
+        this step that stay are drawn again.
         """
         if not self._writes:
             return
         self._metrics_file.close()
         self._transcripts_file.close()
+        lines: dict[str, list[dict[str, Any]]] = {}
         for name in (METRICS_FILE, TRANSCRIPTS_FILE):
             local, remote = self.local / name, self._remote / name
             source = local if local.stat().st_size or not remote.exists() else remote
             kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
             local.write_bytes(b"".join(kept))
-            self._recorded |= dict(_evaluation(line) for line in map(json.loads, kept) if "evaluation" in line)
+            lines[name] = [json.loads(line) for line in kept]
+        self._recorded |= dict(_evaluation(line) for line in lines[METRICS_FILE] if "evaluation" in line)
         self._metrics_file = (self.local / METRICS_FILE).open("a")
         self._transcripts_file = (self.local / TRANSCRIPTS_FILE).open("a")
-        self._events.add_event(_session_start_event(step + 1))
+        self._events.add_event(_session_start_event(step))
+        for line in lines[METRICS_FILE]:
+            if line["step"] == step:
+                self._events.add_event(_line_event(line))
 
     def recorded(self, step: int, evaluation: str) -> dict[str, float] | None:
         """Return the values of an evaluation of `loop.evaluations` that an interrupted attempt has logged, or None."""
@@ -98,21 +106,21 @@ class MetricsLogger:
     def _log(self, line: dict[str, Any], values: dict[str, float]) -> None:
         if not self._writes:
             return
-        now = time.time()
         finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
-        self._metrics_file.write(json.dumps(line | {"time": round(now, 3)} | finite) + "\n")
-        self._metrics_file.flush()
-        self._events.add_event(_scalar_event(line["step"], now, values))
+        self._write(line | {"time": round(time.time(), 3)} | finite)
         if self._wandb:
             self._wandb.log(line["step"], finite)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._metrics_file.write(dumps(line) + "\n")
+        self._metrics_file.flush()
+        self._events.add_event(_line_event(line))
 
     def log_alert(self, step: int, name: str, message: str) -> None:
         """Tell the controller that an alert is raised or, without a message, over."""
         if self._writes:
             line = {"step": step, "phase": "alert", "time": round(time.time(), 3), "alert": name}
-            line |= {"message": message} if message else {"over": True}
-            self._metrics_file.write(json.dumps(line) + "\n")
-            self._metrics_file.flush()
+            self._write(line | ({"message": message} if message else {"over": True}))
 
     def log_text(self, step: int, name: str, text: str) -> None:
         if self._writes:
@@ -128,7 +136,7 @@ class MetricsLogger:
         if not self._writes or not rows:
             return
         for row in rows:
-            self._transcripts_file.write(json.dumps({"step": step, "phase": phase} | row.to_json()) + "\n")
+            self._transcripts_file.write(dumps({"step": step, "phase": phase} | row.to_json()) + "\n")
         self._transcripts_file.flush()
         self.log_text(step, f"transcripts/{phase}", markdown_table(rows))
 
@@ -140,7 +148,7 @@ class MetricsLogger:
         """Write the results of the run, as flat scalars."""
         if self._writes:
             partial = self.local / f"{SUMMARY_FILE}.partial"
-            partial.write_text(json.dumps(values, indent=1) + "\n")
+            partial.write_text(dumps(values, indent=1) + "\n")
             partial.replace(self.local / SUMMARY_FILE)
             if self._wandb:
                 self._wandb.summarize(values)
@@ -160,7 +168,7 @@ class MetricsLogger:
     def _copy_files(self) -> None:
         for path in [
             *(self.local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)),
-            *(self.local / "tb").rglob("*"),
+            *sorted((self.local / "tb").rglob("*")),  # as TensorBoard reads them
             *(self.local / "wandb").glob("offline-run-*/*.wandb"),
         ]:
             if path.is_file() and path.stat().st_size:
@@ -195,16 +203,25 @@ def _is_line_before(line: bytes, step: int) -> bool:
 
 
 def _evaluation(line: dict[str, Any]) -> tuple[tuple[int, str], dict[str, float]]:
-    values = {name: value for name, value in line.items() if name not in ("step", "phase", "time", "evaluation")}
-    return (line["step"], line["evaluation"]), values
+    return (line["step"], line["evaluation"]), _values(line)
 
 
-def _scalar_event(step: int, now: float, values: dict[str, float]) -> Event:
+def _values(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in ("step", "phase", "time", "evaluation")}
+
+
+def _line_event(line: dict[str, Any]) -> Event:
+    """Return a line of metrics.jsonl as TensorBoard has it: points, NaN for null, or the text of an alert."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    points = [Summary.Value(tag=curve_tag(name), simple_value=value) for name, value in values.items()]
-    return Event(wall_time=now, step=step, summary=Summary(value=points))
+    if line["phase"] == "alert":
+        return _text_event(line["step"], line["time"], f"alerts/{line['alert']}", line.get("message", "over"))
+    points = [
+        Summary.Value(tag=curve_tag(name), simple_value=math.nan if value is None else value)
+        for name, value in _values(line).items()
+    ]
+    return Event(wall_time=line["time"], step=line["step"], summary=Summary(value=points))
 
 
 def _text_event(step: int, now: float, name: str, text: str) -> Event:
@@ -230,7 +247,7 @@ def _picture_event(step: int, now: float, name: str, picture: Image.Image) -> Ev
 
 
 def _session_start_event(step: int) -> Event:
-    """Return the event that tells TensorBoard to forget points of earlier event files from this step on."""
+    """Return the event that tells TensorBoard's readers in Python to forget all points from this step on."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))

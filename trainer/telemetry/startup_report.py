@@ -127,18 +127,18 @@ def check_first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
         f"{values['sampler_trainer_logp_diff_max']:.2g}",
         f"truncated {values['truncated']:.1%}, groups of equal rewards {values['zero_variance_groups']:.1%}",
     ]
-    if abs(kl) > KL_TOLERANCE:
+    if not abs(kl) <= KL_TOLERANCE:  # nor may any of these be NaN
         lines.append(
             f"WARNING: the KL to the reference is {kl:.2g}, not 0: policy and reference start from different weights, "
             "or are computed differently"
         )
     off = max(abs(values["ratio_min"] - 1), abs(values["ratio_max"] - 1))
-    if off > RATIO_TOLERANCE and loop.old_logprobs == "trainer":
+    if not off <= RATIO_TOLERANCE and loop.old_logprobs == "trainer":
         lines.append(
             f"WARNING: ratios deviate from 1 by up to {off:.2g} before the first update: the update computes different "
             "log-probabilities than the program that scored the samples"
         )
-    elif off > RATIO_TOLERANCE:
+    elif not off <= RATIO_TOLERANCE:
         lines.append(
             f"WARNING: ratios deviate from 1 by up to {off:.2g} before the first update: sampler and trainer compute "
             "different log-probabilities; set loop.old_logprobs=trainer, or loop.rollout_correction"

@@ -1,11 +1,11 @@
 """What Slipway is billed for in a project: `slipway status --all` and `slipway orphans`."""
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from conf.strict_json import dumps
 from controller.cleanup.orphans import BilledItem, PodOverview, billed_items, delete, project_pods, slipway_buckets
 from controller.cli.main import Command
 from controller.config.run_yaml import bucket_name
@@ -36,7 +36,7 @@ def show_project(command: Command) -> int:
     if command.flags.json:
         listed = {"pods": [asdict(pod) for pod in pods], "vms": [asdict(item) for item in machines]}
         document = {"project": project, **listed, "runs_without_pod": waiting}
-        print(json.dumps(document, indent=1))
+        print(dumps(document, indent=1))
     else:
         print("\n".join(format_pods(pods, machines, waiting, project, width_of(sys.stdout))))
     return 0
@@ -100,7 +100,7 @@ def run_orphans(command: Command) -> int:
             raise DeletionPendingError("\n".join(pending))
     if command.flags.json:
         document = {"things": [asdict(item) for item in found], "deleted": [item.title for item in to_delete]}
-        print(json.dumps(document, indent=1))
+        print(dumps(document, indent=1))
     elif not to_delete:
         print_wrapped(format_items(found, project, command.overrides), indent=4)
     return 0

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from conf.schema.cloud import LocalCloud
 from conf.schema.topology import find_topology, tpu_type_table, zone_region
+from conf.strict_json import dumps
 from controller import emulator
 from controller.cli.main import Command
 from controller.config.compose import compose
@@ -211,7 +211,7 @@ def _print_result(
     if command.flags.json:
         chosen = {**asdict(choice), "accelerator_type": choice.accelerator_type}
         rows = [{**asdict(c), "chips": None if c.chips == float("inf") else c.chips} for c in offered]
-        print(json.dumps({"files": names, "chosen": chosen, "bucket": bucket, "choices": rows}, indent=1))
+        print(dumps({"files": names, "chosen": chosen, "bucket": bucket, "choices": rows}, indent=1))
         return
     print(f"wrote {' and '.join(names)}: {choice.accelerator_type}, {choice.capacity} in {choice.zone}")
     print(f"created bucket {bucket}" if bucket else "the first `slipway up` creates the bucket")

@@ -1,8 +1,8 @@
 """End work: `slipway cancel` a run, `stop` a pod of one VM, take everything `down`."""
 
-import json
 import sys
 
+from conf.strict_json import dumps
 from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, unreadable_places
 from controller.cli.main import Command
 from controller.cli.view import View
@@ -56,7 +56,7 @@ def run_cancel(command: Command) -> int:
     for problem in left:
         print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
     if command.flags.json:
-        print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
+        print(dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
     elif cancelled:
         here = session.plan.config.cloud.kind == "here"
         pod = "" if here else "the pod stays, `slipway down` deletes it; "
@@ -101,7 +101,7 @@ def run_stop(command: Command) -> int:
             with command.options.showing(f"stopping {name}"):
                 _stop_pod(command, session, node)
     if command.flags.json:
-        print(json.dumps({"pod": name, "stopped": stopped}))
+        print(dumps({"pod": name, "stopped": stopped}))
     else:
         is_stopped = f"{name} is {'' if stopped else 'already '}stopped"
         print_wrapped([f"{is_stopped}; `slipway up` starts it, `slipway down` deletes it"])
@@ -162,7 +162,7 @@ def run_down(command: Command) -> int:
     if command.flags.json:
         kept_ids = [row.resource.id for row in teardown.kept]
         deleted = [r.id for r in teardown.present]
-        print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
+        print(dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
     else:
         print_wrapped([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)])
     if hidden:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from conf.strict_json import dumps
 from controller.core.errors import ConfigError
 from controller.core.text import fit_table, format_duration, plural, width_of, wrap
 from controller.resources.pod.capacity_log import (
@@ -52,7 +52,7 @@ def run_capacity(command: Command) -> int:
         where = f"{capacity_file(state)}: line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged))}"
         print(f"warning: {where} cannot be read; `slipway capacity --refresh` reads the bucket", file=sys.stderr)
     if command.flags.json:
-        print(json.dumps([entry.to_json() | {"lived_seconds": entry.lived_seconds} for entry in entries], indent=1))
+        print(dumps([entry.to_json() | {"lived_seconds": entry.lived_seconds} for entry in entries], indent=1))
     else:
         print("\n".join(format_entries(entries, days, now, width_of(sys.stdout))))
     return 0

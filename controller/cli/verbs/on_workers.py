@@ -2,7 +2,6 @@
 
 import codecs
 import hashlib
-import json
 import shlex
 import sys
 import threading
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TextIO
 
+from conf.strict_json import dumps
 from controller.agent.protocol import (
     FINGERPRINT_DATA,
     OBSERVE,
@@ -64,7 +64,7 @@ def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_
     def say(worker: int, key: str, text: str) -> None:
         with lock:
             if as_json:
-                print(json.dumps({"worker": worker, key: text}), flush=True)
+                print(dumps({"worker": worker, key: text}), flush=True)
             else:
                 print(
                     f"worker {worker:>{width}}| {text}", file=sys.stderr if key == "stderr" else sys.stdout, flush=True
@@ -81,7 +81,7 @@ def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_
             err.flush()
         if as_json:
             with lock:
-                print(json.dumps({"worker": worker, "exit_code": code}), flush=True)
+                print(dumps({"worker": worker, "exit_code": code}), flush=True)
         return code
 
     pool = ThreadPoolExecutor(max_workers=len(workers))
@@ -163,7 +163,7 @@ def run_forward(command: Command) -> int:
             link.connection().open()  # fail now if the connection is broken, not at the first page
         forward = PortForward(link, port, remote, lambda message: print(f"warning: {message}", file=sys.stderr))
         if command.flags.json:
-            print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)
+            print(dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)
         else:
             where = f"forwarding http://127.0.0.1:{forward.port} to port {remote} of worker {worker}"
             print(f"{where}; press Ctrl-C to stop", flush=True)
@@ -210,7 +210,7 @@ def run_logs(command: Command) -> int:
         if len(workers) > 1:
             _show_all(show, workers, as_json=flags.json, at_once=flags.follow)
         elif flags.json:
-            show(workers[0], lambda text: print(json.dumps({"log": text}), flush=True))
+            show(workers[0], lambda text: print(dumps({"log": text}), flush=True))
         else:
             show(workers[0], lambda text: print(text, end="", flush=True))
     return 0
@@ -224,7 +224,7 @@ def _show_all(
 
     def say(worker: int, line: str) -> None:
         with lock:
-            print(json.dumps({"worker": worker, "log": line}) if as_json else f"worker {worker:>{width}}| {line}",
+            print(dumps({"worker": worker, "log": line}) if as_json else f"worker {worker:>{width}}| {line}",
                   flush=True)  # fmt: skip
 
     def show(worker: int) -> str:
@@ -297,7 +297,7 @@ def run_verify(command: Command) -> int:
             )
         rows = build_matrix(session.plan, answers, prints)
     if command.flags.json:
-        print(json.dumps({"run": session.plan.run_id, "workers": rows}, indent=1))
+        print(dumps({"run": session.plan.run_id, "workers": rows}, indent=1))
     else:
         _print_matrix(rows)
     wrong = [row for row in rows if row["wrong"]]
@@ -314,7 +314,7 @@ def build_matrix(
     prints: of the data that each worker would read; None if only the program knows them.
     """
     config = hashlib.sha256(plan.run_yaml.encode()).hexdigest()
-    packages = [json.dumps(a["venv"]["versions"], sort_keys=True) for a in answers if isinstance(a, dict) and a["venv"]]
+    packages = [dumps(a["venv"]["versions"], sort_keys=True) for a in answers if isinstance(a, dict) and a["venv"]]
     usual = max(packages, key=packages.count, default="")
     rows, data = [], [OWN_DATA] * len(answers) if prints is None else data_cells(prints)
     for worker, answer in enumerate(answers):
@@ -357,7 +357,7 @@ def _worker_cells(plan: Plan, answer: Observation, config: str, usual: str) -> d
     if venv is None or not venv["ok"]:
         cells["packages"] = "altered" if venv else "missing"
     else:
-        cells["packages"] = "ok" if json.dumps(venv["versions"], sort_keys=True) == usual else "different versions"
+        cells["packages"] = "ok" if dumps(venv["versions"], sort_keys=True) == usual else "different versions"
     if not plan.config.program.needs_chips or plan.config.cloud.kind == "here" or answer["chips"] is None:
         cells["chips"] = "ok"
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
+from conf.strict_json import dumps
 from controller.cli.main import Command
 from controller.cli.verbs.runs import requested_runs
 from controller.config.compose import compose
@@ -59,7 +59,7 @@ def run_report(command: Command) -> int:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}; choose another file with -o FILE") from None
     if flags.json:
         more = {"scaling": scaling.to_json()} if scaling else {}
-        print(json.dumps({"file": str(file), **found.to_json(), **more}, indent=1))
+        print(dumps({"file": str(file), **found.to_json(), **more}, indent=1))
     else:
         what = f"{plural(len(found.settings), 'setting')}, {plural(len(found.runs), 'run')}"
         print_wrapped([f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser"])
@@ -108,7 +108,7 @@ def run_tensorboard(command: Command) -> int:
         if not any(path.is_dir() for path in folders.values()):
             raise ConfigError(f"none of {plural(len(rows), 'run')} has written TensorBoard files to the bucket")
         said = {"folder": str(folder), "runs": len(folders), "files": copied, "url": f"http://localhost:{flags.port}/"}
-        print(json.dumps(said) if flags.json else f"{plural(len(folders), 'run')} in {folder}; press Ctrl-C to stop")
+        print(dumps(said) if flags.json else f"{plural(len(folders), 'run')} in {folder}; press Ctrl-C to stop")
         argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(flags.port)]
         board = subprocess.Popen([*argv, "--host", "localhost", "--reload_interval", "10"])
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stop the child too

@@ -1,7 +1,6 @@
 """What a run leaves, on this machine: `slipway get`, `export`, `chat` and `generate` (docs/use-weights.md)."""
 
 import importlib.util
-import json
 import re
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from conf.strict_json import dumps
 from controller.cli.main import Command
 from controller.context import format_size
 from controller.core.errors import ConfigError
@@ -50,7 +50,7 @@ def run_get(command: Command) -> int:
             return 0
         fetched = _download(session, files, folder, quiet=command.flags.json)
     if command.flags.json:
-        print(json.dumps({"folder": str(folder), "files": [f.path for f in files], "downloaded": fetched}))
+        print(dumps({"folder": str(folder), "files": [f.path for f in files], "downloaded": fetched}))
     else:
         same = f", {len(files) - fetched} of them unchanged" if fetched < len(files) else ""
         print(f"{plural(len(files), 'file')} in {folder}/{same}")
@@ -121,7 +121,7 @@ class _ProgressLine:
 def _print_listing(files: list[RemoteFile], *, as_json: bool) -> None:
     """Print the files, folder by folder from the top, with their sizes."""
     if as_json:
-        print(json.dumps([{"path": file.path, "size": file.size} for file in files]))
+        print(dumps([{"path": file.path, "size": file.size} for file in files]))
         return
     folders: dict[str, list[int]] = defaultdict(list)
     for file in files:
@@ -214,7 +214,7 @@ def run_export(command: Command) -> int:
                 _upload(session, folder, files, flags.to)
     if flags.json:
         names = [path.relative_to(folder).as_posix() for path in files]
-        print(json.dumps({"run": weights.run_id, "step": weights.step, "to": flags.to, "files": names}))
+        print(dumps({"run": weights.run_id, "step": weights.step, "to": flags.to, "files": names}))
     else:
         print(f"{weights.run_id}, step {weights.step}: {len(files)} files in {flags.to.rstrip('/')}/")
     return 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.strict_json import dumps
 from controller.core.errors import ConfigError
 from controller.core.text import width_of
 from controller.records import index
@@ -32,7 +32,7 @@ def run_runs(command: Command) -> int:
     if flags.csv:
         print(as_csv(rows), end="")
     else:
-        print(json.dumps(rows, indent=1) if flags.json else "\n".join(format_table(rows, width_of(sys.stdout))))
+        print(dumps(rows, indent=1) if flags.json else "\n".join(format_table(rows, width_of(sys.stdout))))
     return 0
 
 
@@ -41,7 +41,7 @@ def _print_diff(command: Command, state: Path) -> int:
 
     old, new = command.flags.diff
     found = diff_records(_load_record(command, state, old), _load_record(command, state, new))
-    print(json.dumps(found, indent=1) if command.flags.json else "\n".join(format_diff(old, new, found)))
+    print(dumps(found, indent=1) if command.flags.json else "\n".join(format_diff(old, new, found)))
     return 0
 
 

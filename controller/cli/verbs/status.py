@@ -1,12 +1,12 @@
 """`slipway status`: show the pod, the run, and each worker."""
 
-import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conf.strict_json import dumps
 from controller.agent.protocol import OBSERVE
 from controller.cli.main import Command
 from controller.config.run_yaml import run_url
@@ -60,7 +60,7 @@ def run_status(command: Command) -> int:
             raise
         return 0
     if command.flags.json:
-        print(json.dumps(document, indent=1))
+        print(dumps(document, indent=1))
     else:
         width = width_of(sys.stdout)
         print("\n".join(wrap(line, width, 5) for line in format_status(document)))
@@ -274,7 +274,7 @@ def _show_recorded(options: RunOptions, why: str, *, as_json: bool) -> bool:
     if as_json:
         facts = {key: row.get(key) for key in ("attempts", "seconds", "pod_hours", "usd")}
         found = {"id": row["run"], "state": row["state"], **facts, "summary": row.get("metrics")}
-        print(json.dumps({"run": found | {"results": str(folder)}, "missing": why}, indent=1))
+        print(dumps({"run": found | {"results": str(folder)}, "missing": why}, indent=1))
     else:
         width = width_of(sys.stdout)
         print("\n".join(wrap(line, width, 5) for line in _recorded_lines(row, folder, why, width)))

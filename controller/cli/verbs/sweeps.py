@@ -1,6 +1,5 @@
 """The verbs with `-m`: `up`, `plan`, `status` and `down` for all runs of a sweep; and `status --sweep NAME`."""
 
-import json
 import sys
 import time
 from argparse import Namespace
@@ -11,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from conf.strict_json import dumps
 from controller.checks.preflight import preflight, probe_cloud
 from controller.checks.project import all_code_is_shipped, missed_code
 from controller.cli.main import Command
@@ -73,7 +73,7 @@ def run_plan(command: Command) -> int:
                 "notes": notes,
             }
             document["hypothesis"] = said and {**said.model_dump(), "misfit": definition.misfit}
-            print(json.dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
+            print(dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
             return 0
         guesses = {job.run_id: guess for job in definition.jobs if (guess := session.estimate_of(job))}
         lines = [
@@ -130,7 +130,7 @@ def run_status(command: Command) -> int:
             return 0
     if command.flags.json:
         document = {"sweep": sweep_id, "driver": driver, "runs": [row.to_json() for row in rows]}
-        print(json.dumps(document, indent=1))
+        print(dumps(document, indent=1))
     else:
         driven = [] if driver is None else [f"controlled by {driver}"]
         table = format_table(rows, clock.now(), width_of(sys.stdout))
@@ -142,7 +142,7 @@ def run_down(command: Command) -> int:
     if command.flags.all:
         raise ConfigError("--all: not possible with -m; `down -m` deletes the sweep's pods, `down --all` the rest")
     names = delete_pods(command.options)
-    print(json.dumps({"deleted": names}) if command.flags.json else f"deleted: {', '.join(names) or 'nothing'}")
+    print(dumps({"deleted": names}) if command.flags.json else f"deleted: {', '.join(names) or 'nothing'}")
     return 0
 
 
@@ -172,7 +172,7 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
                 clock.sleep(POLL_SECONDS)
     elif flags.follow:
         for line in watch_changes(state, name, clock):
-            print(json.dumps(line.to_json()) if flags.json else board_row(line), flush=True)
+            print(dumps(line.to_json()) if flags.json else board_row(line), flush=True)
     found = read_board(state, name)
     lines = list(found.rows.values())
     width = width_of(sys.stdout)
@@ -184,7 +184,7 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
             "driven": not (found.is_finished or found.is_abandoned),
             "runs": [line.to_json() for line in lines],
         }
-        print(json.dumps(document, indent=1))
+        print(dumps(document, indent=1))
     elif not flags.json:
         now = found.time if found.is_abandoned else clock.now()
         print("\n".join([f"sweep {name}: {format_counts(lines)}", *format_table(lines, now, width)]))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.strict_json import dumps
 from controller.checks.fit import cache_file
 from controller.cli.main import Command
 from controller.cli.view import View
@@ -55,7 +55,7 @@ def run_plan(command: Command) -> int:
     preview = preview_run(command.options)
     if command.flags.save:
         print(f"saved {save_plan(preview.plan, command.overrides, Path.cwd())}", file=sys.stderr)
-    print(json.dumps(preview.as_document(), indent=1) if command.flags.json else _wrapped(format_plan(preview)))
+    print(dumps(preview.as_document(), indent=1) if command.flags.json else _wrapped(format_plan(preview)))
     return 2 if any(f.severity == "error" for f in preview.findings) else 0
 
 
@@ -71,7 +71,7 @@ def print_permissions(command: Command) -> int:
     config, _ = command.options.config()
     needs = permissions_of_plan(config, project_of(config))
     if command.flags.json:
-        print(json.dumps([asdict(need) | {"role": need.role} for need in needs], indent=1))
+        print(dumps([asdict(need) | {"role": need.role} for need in needs], indent=1))
     elif sys.stdout.isatty():
         print(_wrapped(format_permissions(needs)))
     else:
@@ -221,7 +221,7 @@ def run_rehearse(command: Command) -> int:
             raise
     if command.flags.json:
         rows = [{"proven": check.passed, "words": check.message, "warning": check.doubtful} for check in checks]
-        print(json.dumps({"rehearsed": rehearsal.plan.run_id, "facts": rows}))
+        print(dumps({"rehearsed": rehearsal.plan.run_id, "facts": rows}))
     else:
         print_wrapped(_rehearsed_lines(rehearsal.plan, checks), indent=4)
     return 0 if all(check.passed for check in checks) else 2
@@ -258,7 +258,7 @@ def run_witness(command: Command) -> int:
         lambda line: print(line, file=sys.stderr),
     )
     outcome = witness.play()
-    print(json.dumps(outcome.as_document()) if is_json else "\n".join(_witnessed_lines(outcome)))
+    print(dumps(outcome.as_document()) if is_json else "\n".join(_witnessed_lines(outcome)))
     return outcome.exit_code
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter
 
+from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
 from controller.core.json_documents import Document, append_lines, has_format
 from controller.core.this_process import iso_timestamp
@@ -210,7 +211,7 @@ def recent_places_first(
 
 
 def _line(entry: CapacityEntry) -> str:
-    return json.dumps(entry.to_json())
+    return dumps(entry.to_json())
 
 
 def _read(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:

@@ -4,12 +4,12 @@ https://cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from conf.schema.config import Config
+from conf.strict_json import dumps
 from controller.context import Context
 from controller.gcp.answers import LABEL, MARK, TAG
 from controller.resources.pod.provisioner import (
@@ -132,7 +132,7 @@ def policy_body(name: str, spec: SliceSpec) -> Body:
 def template_body(context: Context, name: str, spec: SliceSpec, place: Place) -> Body:
     """Return the template of the VMs, for `regionInstanceTemplates.insert`. It is immutable, so its hash names it."""
     body: Body = {"description": mark(name), "properties": vm_properties(context, name, spec, place)}
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(dumps(body, sort_keys=True).encode()).hexdigest()
     return {"name": f"{name[:MAX_PREFIX]}-{digest[:8]}", **body}
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import TypeAdapter
 
 from conf.schema.config import Config
+from conf.strict_json import dumps
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Issue
@@ -238,7 +239,7 @@ class PendingDeletion(Document):
 
 def record_deletion(context: Context, pending: PendingDeletion) -> None:
     """Record a request on this machine, and in the bucket unless that cannot be written."""
-    text = json.dumps(pending.to_json(), indent=1)
+    text = dumps(pending.to_json(), indent=1)
     folder = context.state_dir / "deletions"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = folder / f".draft-{uuid.uuid4().hex}"

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypedDict
 from urllib.parse import urlsplit
 
 from conf.schema.assets import SourceAddress, parse_source
+from conf.strict_json import dumps
 from controller.context import Context, Progress
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document, type_problem
@@ -114,7 +115,7 @@ class SourceCopy:
             raise SourceError(f"{self.source}: {problem}")
         pinned = PinnedSource(self.source, commit, tuple(file._asdict() for file in files))
         try:
-            self.google.upload(self.bucket, name, json.dumps(pinned.to_json(), indent=1).encode(), generation=0)
+            self.google.upload(self.bucket, name, dumps(pinned.to_json(), indent=1).encode(), generation=0)
         except ConflictError:  # another process was faster, perhaps at another commit
             return self.pin()
         return pinned
@@ -128,7 +129,7 @@ class SourceCopy:
         with self._only_process():
             hashes, missing = self._progress_of(pinned)
             self._copy_files(pinned, missing, hashes, moved)
-            manifest = json.dumps(hashes, indent=1, sort_keys=True) + "\n"
+            manifest = dumps(hashes, indent=1, sort_keys=True) + "\n"
             self.google.upload(self.bucket, f"{self.prefix}/{MANIFEST}", manifest.encode())
             self._hashes_file.unlink(missing_ok=True)
 
@@ -193,7 +194,7 @@ class SourceCopy:
         with self._lock:
             hashes[file.name] = sha256
             draft = self._hashes_file.with_suffix(".draft")
-            draft.write_text(json.dumps(hashes))
+            draft.write_text(dumps(hashes))
             draft.replace(self._hashes_file)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,6 +207,27 @@ def test_what_cannot_be_started_from_is_one_line(home: Path) -> None:
             config(*words)
     with pytest.raises(ConfigError, match=r"cloud=local cannot read; `slipway export"):
         RunOptions(("cloud=local", *WORDS[2:], f"model.weights=run:{RUN}")).config()
+
+
+@pytest.mark.parametrize(
+    ("scores", "step"),
+    [
+        ({"4": math.nan, "10": 0.7}, 10),
+        ({"4": 0.1, "10": math.nan}, 4),
+        ({"4": None, "10": 0.1}, 10),
+        ({"4": math.inf, "10": -1e9}, 10),
+    ],
+)
+def test_a_score_that_is_no_number_is_not_the_best(run: Path, scores: dict[str, Any], step: int) -> None:
+    for mode in ("max", "min"):
+        known = json.loads((run / "scores.json").read_text())
+        (run / "scores.json").write_text(json.dumps(known | {"mode": mode, "scores": scores}))
+        found = config(f"model.weights=run:{RUN}@best")
+        assert found.model is not None
+        assert found.model.weights == f"{run}/checkpoints/{step}"
+    (run / "scores.json").write_text(json.dumps(known | {"scores": dict.fromkeys(scores, math.nan)}))
+    with pytest.raises(ConfigError, match="did not record a best checkpoint"):
+        config(f"model.weights=run:{RUN}@best")
 
 
 def test_a_run_without_scores_has_no_best_and_one_without_checkpoints_says_so(run: Path) -> None:

@@ -3,16 +3,20 @@
 import csv
 import io
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conf.strict_json import dumps
 from controller.cli import main
 from controller.core.errors import ConfigError
+from controller.core.events import Event
 from controller.records import index
 from controller.records.index import LastCommand, load_last_command, save_last_command
+from controller.records.ledger import Alert, AlertRecord, Result
 from controller.records.recorder import program_name
 from controller.records.table import as_csv, diff_records, filter_rows, flat, format_table, select_runs
 from tests.golden import golden
@@ -87,6 +91,43 @@ def test_the_last_row_of_a_run_counts_and_a_torn_line_is_named(home: Path, capsy
     assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
     assert said.err.startswith(f"warning: {index.index_file(home)}: line 5 cannot be read; ")
+
+
+def strict(text: str) -> Any:
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON: {text}"))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_result_that_is_not_finite_is_null_with_the_reason(
+    home: Path, capsys: pytest.CaptureFixture[str], bad: float
+) -> None:
+    index.append_rows(home, [{"run": "a-1", "state": "finished", "metrics": {"acc": bad, "eval/loss": 1.0}}])
+    assert [strict(line)["not_finite"] for line in index.index_file(home).read_text().splitlines()] == [
+        {"metrics/acc": str(bad)}
+    ]
+    assert repr(index.load_rows(home)[0]["metrics"]["acc"]) == repr(bad)
+    assert main.run(["runs", "--json"]) == 0
+    [row] = strict(capsys.readouterr().out)
+    assert (row["metrics.acc"], row["metrics.eval/loss"]) == (None, 1.0)
+    assert row["not_finite"] == {"metrics.acc": str(bad)}
+    assert main.run(["runs", "--csv"]) == 0
+    assert "not_finite" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_results_alerts_and_events_are_strict_and_are_read_as_they_were(bad: float) -> None:
+    result = Result("q-1", "finished", 1, 9.0, 2.0, {"loss": bad, "steps": 4})
+    alerts = AlertRecord(1, (Alert("loss", "it grew", 1.0, limit=bad),))
+    event = Event(9.0, "metrics", "q-1", data={"metrics": {"loss": bad}})
+    found = [strict(dumps(document.to_json())) for document in (result, alerts, event)]
+    assert [body["not_finite"] for body in found] == [
+        {"summary/loss": str(bad)}, {"alerts/0/limit": str(bad)}, {"metrics/loss": str(bad)},
+    ]  # fmt: skip
+    assert found[0]["summary"] == {"loss": None, "steps": 4}
+    assert repr(Result.from_json(found[0]).summary["loss"]) == repr(bad)
+    assert repr(AlertRecord.from_json(found[1]).alerts[0].limit) == repr(bad)
+    assert repr(Event.from_json(found[2]).data["metrics"]["loss"]) == repr(bad)
+    assert strict(event.as_json()) == found[2]
 
 
 def test_the_difference_names_section_and_key() -> None:

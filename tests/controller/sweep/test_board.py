@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from controller.sweep.board import (
     load_board,
     render_board,
     run_ids_by_sweep,
+    sparkline,
 )
 from tests.fakes.clock import ManualClock
 from tests.terminal import Tty
@@ -133,6 +135,18 @@ def test_the_metric_of_grpo_is_its_accuracy(tmp_path: Path, capsys: pytest.Captu
     result = {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "accuracy_high_after": 0.8}
     BoardScreen(made, "q-1", ManualClock(1000.0)).show_result(Result("q-1", "finished", 1, 0.0, 9.0, result))
     assert capsys.readouterr().out.endswith("finished: accuracy 0.25 → 0.75 (95 %: 0.7 to 0.8)\n")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 10**400, "x", None])
+def test_a_metric_that_is_not_finite_leaves_the_board_as_it_was(tmp_path: Path, bad: object) -> None:
+    made = board(tmp_path / "s.json", BoardRow("q-1", "", "running", 1, 1000.0))
+    good = {"step": 1, "steps_total": 9, "step_time": 2.0, "loss": 2.0}
+    for metrics in (good, dict.fromkeys(good, bad)):
+        made.on_event("q-1", Event(0.0, "metrics", "q-1", data={"metrics": metrics}))
+    [row] = made.rows()
+    assert (row.step, row.steps_total, row.step_time, row.metric, row.values) == (1, 9, 2.0, "loss", [2.0])
+    assert sparkline([1.0, math.nan, 2.0, math.inf]) == sparkline([1.0, 2.0])
+    assert sparkline([math.nan]) == ""
 
 
 def status(*words: str) -> int:

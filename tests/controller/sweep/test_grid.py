@@ -288,6 +288,22 @@ def test_a_search_that_is_started_again_goes_on_with_what_was_under_way(tmp_path
 
 
 @pytest.mark.usefixtures("optuna", "home")
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf, None, "low"])
+def test_what_is_not_finite_neither_wins_a_search_nor_prunes(tmp_path: Path, bad: object) -> None:
+    source = search(tmp_path, "random", 8)
+    jobs = [cast(SweepJob, source.next_job(pod)) for pod in range(8)]
+    for job in jobs[:6]:
+        line = {"step": 1, "phase": "train", "loss": bad if job in jobs[:5] else 2.0}
+        assert not source.should_prune(job, Event(0.0, "metrics", job.run_id, data={"metrics": line}))
+        source.job_ended(job, Result(job.run_id, "finished", 1, 0.0, 0.0, {"loss": line["loss"]}))
+    assert [trial.state.name for trial in source.study.trials[:6]] == ["FAIL"] * 5 + ["COMPLETE"]
+    assert source.study.best_value == 2.0
+    for step in (bad, 1):  # no step, no comparison
+        line = {"step": step, "phase": "train", "loss": bad}
+        assert not source.should_prune(jobs[6], Event(0.0, "metrics", jobs[6].run_id, data={"metrics": line}))
+
+
+@pytest.mark.usefixtures("optuna", "home")
 def test_random_draws_of_choices_and_a_failed_run(tmp_path: Path) -> None:
     source = search(tmp_path, "random", 3, ["+experiment=quickstart", "run.seed=1,2,3"])
     while job := source.next_job(1):

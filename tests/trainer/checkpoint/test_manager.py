@@ -1,6 +1,7 @@
 """Checkpoints: what is saved comes back, on other meshes too; what is half written does not count."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -132,6 +133,31 @@ def test_the_best_stays_beside_the_newest(tmp_path, state):
     unknown = {"metric": "eval_los", "mode": "min"}
     with pytest.raises(RunFileError, match=r"checkpoint\.best\.metric: eval_los .*; choices: eval_loss"):
         CheckpointManager(str(tmp_path), kept(1, best=unknown), metrics=("eval_loss",))
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_neither_is_nor_displaces_the_best(tmp_path, state, mode, bad, capfd):
+    best = {"best": {"metric": "eval_loss", "mode": mode}}
+    with CheckpointManager(str(tmp_path), kept(1, **best)) as checkpoints:
+        for step, loss in ((1, bad), (2, 1.5), (3, bad), (4, bad)):
+            checkpoints.save(step, state, {})
+            checkpoints.record_score(step, eval_loss=loss)
+    assert names(tmp_path) == ["2", "4"]
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert (found["best"], found["scores"]) == (2, {"2": 1.5})
+    said = [line for line in capfd.readouterr().out.splitlines() if "best" in line]
+    assert said == [f"WARNING: eval_loss after update {step} is {bad}: it cannot be the best" for step in (1, 3, 4)]
+    found["scores"] |= {"4": bad, "3": None}  # as an earlier version wrote them
+    (tmp_path / "scores.json").write_text(json.dumps(found))
+    written(tmp_path, 1, state, 5, **best)
+    assert names(tmp_path) == ["2", "5"]
+    with CheckpointManager(str(tmp_path / "new"), kept(1, **best)) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.record_score(1, eval_loss=bad)
+        checkpoints.save(2, state, {})
+    assert names(tmp_path / "new") == ["2"]
+    assert not (tmp_path / "new/scores.json").exists()
 
 
 def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, state):

@@ -135,10 +135,35 @@ def test_majority_is_the_mean_over_all_tosses() -> None:
 
 
 def test_samples_of_a_question_are_no_independent_evidence() -> None:
-    same, low = [1.0, 0.0] * 20, 0.5 - statistics.Z_95 * math.sqrt(0.25 / 39)
+    same, low = [0.75, 0.25] * 20, 0.5 - statistics.Z_95 * math.sqrt(0.0625 / 39)
     assert statistics.clustered_interval(same) == pytest.approx((low, 1 - low))
-    assert statistics.clustered_interval([0.5] * 40) == (0.5, 0.5)
     assert statistics.clustered_interval([0.3]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("means", "low", "high"),
+    [
+        ([0.0] * 20, 0.0, 0.1611),  # as above, by Newcombe
+        ([1.0] * 20, 1 - 0.1611, 1.0),
+        ([1.0] + [0.0] * 28, 0.0061, 0.1718),  # one sample of each question
+        ([1.0] * 81 + [0.0] * 182, 0.2553, 0.3662),
+        ([0.5] * 40, 0.3520, 0.6480),
+        ([1 / 3] * 7, 0.1056, 0.6791),
+    ],
+)
+def test_an_interval_of_a_test_has_a_width(means: list[float], low: float, high: float) -> None:
+    found = statistics.clustered_interval(means)
+    assert found == pytest.approx((low, high), abs=1e-4)
+    assert 0 <= found[0] < found[1] <= 1
+
+
+@pytest.mark.parametrize(("right", "samples"), [([1.0] * 4, 4), ([0.0] * 4, 4), ([0.25], 1), ([1.0], 1)])
+def test_a_test_that_all_or_none_pass_says_how_far_that_is_known(checks, right, samples) -> None:
+    found = evaluation(checks, right, {"test_samples_per_prompt": samples, "test_prompts": 8}).test({})
+    share = right[0] * 8
+    assert found.interval == pytest.approx(statistics.wilson_interval(share, 8))
+    assert found.interval == (found.values["test_accuracy_low"], found.values["test_accuracy_high"])
+    assert found.interval[1] - found.interval[0] > 0.3
 
 
 def test_ks() -> None:

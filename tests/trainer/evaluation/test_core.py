@@ -17,7 +17,7 @@ from trainer.evaluation import core
 class FixedModel(ByteModel):
     """A model with the logits of the fixture."""
 
-    max_seq_len, bos, eos = 4096, (make_core.BOS,), None
+    max_seq_len, bos, eos, prefix = 4096, (make_core.BOS,), None, make_core.BOS
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [make_core.encode(text) for text in texts]
@@ -72,3 +72,26 @@ def test_a_line_that_is_no_json_is_named_and_a_blank_one_is_no_example(bundle: P
     line = len(file.read_text().split("\n")) - 1
     with pytest.raises(ValueError, match=rf"^eval_data/.*{file.name}, line {line} is not JSON"):
         core.core(FixedModel(), path=str(folder), max_per_task=1)
+
+
+class Unreadable(ByteModel):
+    """A model that could not read the options whose numbers it is told."""
+
+    def __init__(self, *options: int) -> None:
+        self.options, self.bos = options, ()
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        assert all(row[0] == self.prefix for row in rows)  # nanochat puts eos before a text if there is no bos
+        scored = super().score(rows)
+        return [(costs * np.nan if i in self.options else costs, greedy) for i, (costs, greedy) in enumerate(scored)]
+
+
+@pytest.mark.parametrize(
+    ("options", "right"), [((), [True, False]), ((0,), [False, True]), ((1,), [True, False]), ((0, 1), [False, False])]
+)
+def test_an_option_that_is_not_a_number_is_never_the_best(options: tuple[int, ...], right: list[bool]) -> None:
+    """Of `r` and `b`, the first of which the model prefers; either may be the right one."""
+    task = {"icl_task_type": "multiple_choice", "num_fewshot": [0]}
+    for gold in (0, 1):
+        example = {"query": "q", "choices": ["r", "b"], "gold": gold}
+        assert core.grade(Unreadable(*options), task, [example]) == [right[gold]]

@@ -25,7 +25,7 @@ GENERATE |= {"doc_to_target": "{{thing}}", "generation_kwargs": {"until": ["\n"]
 class ByteModel:
     """Prefers the byte r to b, and repeats what stands between the last space and the equals sign."""
 
-    step, max_seq_len, bos, eos = 0, 512, (257,), 258
+    step, max_seq_len, bos, eos, prefix = 0, 512, (257,), 258, 257
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
@@ -80,7 +80,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         text = [file.read_text() for file in sorted(Path(options["task_manager"].include_path).glob("*.yaml"))]
         called["texts"] = text
         plain = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "exact_match,strict-match": 0.25}
-        return {"results": {"mmlu": plain, "mmlu_law": {"acc,none": 1.0, "acc_stderr,none": "N/A"}}}
+        sure = {"acc,none": 1.0, "acc_stderr,none": 0.0, "mean,none": 7.0, "mean_stderr,none": 0.0}
+        results = {"mmlu": plain, "mmlu_law": {"acc,none": 1.0, "acc_stderr,none": "N/A"}, "sure": sure}
+        return {"results": results, "n-samples": {"sure": {"original": 90, "effective": 20}}}
 
     managers = SimpleNamespace(TaskManager=lambda include_path: SimpleNamespace(include_path=include_path))
     modules: dict[str, Any] = {
@@ -101,6 +103,11 @@ def test_results_are_metrics_and_subtasks_only_curves(library: dict[str, Any], t
     with pytest.raises(FileNotFoundError, match="none is no folder of tasks"):
         harness.lm_eval(ByteModel(), tasks=["mmlu"], path=str(tasks / "none"))
     found = harness.lm_eval(ByteModel(), tasks=["mmlu"], path=str(tasks), limit=3, num_fewshot=2)
+    assert (found.pop("/sure_acc_low"), found.pop("/sure_acc_high")) == pytest.approx((1 - 0.1611, 1), abs=1e-4)
+    assert found.pop("/sure_mean_low") == found.pop("/sure_mean_high") == 7  # no share
+    assert {name: found.pop(name) for name in [*found] if name.startswith("/sure")} == {
+        "/sure_acc": 1, "/sure_acc_stderr": 0, "/sure_mean": 7, "/sure_mean_stderr": 0
+    }  # fmt: skip
     assert found == {
         "mmlu_acc": 0.5,
         "mmlu_acc_low": pytest.approx(0.304, abs=1e-3),
@@ -129,3 +136,34 @@ def test_requests_are_scored_and_continued(tasks: Path) -> None:
     wanted = [SimpleNamespace(args=(text, how)) for text, how in (("a bc=", greedy), ("a d", drawn), ("x y=", greedy))]
     assert lm.generate_until(wanted) == ["bc", "d", "y"]
     assert model.asked == (1, 256, ["."], 0.7)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("bos", "prefix", "context", "asked", "row"),
+    [
+        ((257,), 257, [257, 97], [114], [257, 97, 114]),
+        ((), 258, [97], [114], [97, 114]),  # without a bos nothing stands before a context
+        ((), 258, [], [114, 98], [258, 114, 98]),  # as of white space alone
+        ((257,), 257, [], [114], [257, 114]),
+    ],
+)
+def test_a_context_begins_with_bos_if_there_is_one_and_an_empty_one_with_eos(bos, prefix, context, asked, row) -> None:
+    model: Any = ByteModel()
+    model.bos, model.prefix = bos, prefix
+    lm = harness._language_model(model)
+    assert lm.tok_encode("ab") == [*bos, 97, 98]
+    assert (lm.prefix_token_id, lm.eot_token_id) == (prefix, 258)
+    [(total, _)] = lm._loglikelihood_tokens([(None, context, asked)])
+    assert model.rows == [row]
+    assert total == sum(-1.0 if token == ord("r") else -2.0 for token in asked)  # every token of the answer counts
+    lm.loglikelihood_rolling([SimpleNamespace(args=("rar",))])
+    assert model.rows == [[prefix, 114, 97, 114]]
+
+
+@pytest.mark.usefixtures("library")
+def test_an_answer_that_the_model_cannot_read_is_refused() -> None:
+    lm = harness._language_model(ByteModel())
+    assert lm._loglikelihood_tokens([(None, [97] * 600, [114] * 511)]) == [(-511.0, True)]
+    with pytest.raises(ValueError, match=r"model\.max_seq_len: 512 has no room for an answer of 512 tokens"):
+        lm._loglikelihood_tokens([(None, [97], [114] * 512)])

@@ -2,18 +2,24 @@
 
 import json
 import math
+import os
 import statistics
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from jax._src import mesh_utils
 from jax.experimental import topologies as of_jax
 
 from conf.schema.topology import find_topology
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.bench.forecast import rows as bench
+from trainer.distributed import mesh as meshes
 from trainer.fit import memory, slices
 from trainer.fit.memory import CompilerError, MemoryReport
+from trainer.step.compile_cache import SharedCache, install
 
 SECONDS = {"v5litepod-8": 4.0, "v5litepod-16": 2.5, "v6e-8": 1.0, "v5p-8": 4e-5}
 MISTAKE = "loop.total_batch_tokens: 8 rows of 16 tokens cannot be split evenly over 24 devices"
@@ -103,6 +109,59 @@ def test_a_slice_has_the_name_and_the_chips_that_the_compiler_knows(
     monkeypatch.setattr(of_jax, "get_topology_desc", lambda **_: SimpleNamespace(devices=[0, 1]))
     with pytest.raises(CompilerError, match=f"reports 2 devices for {name}, JAX {find_topology(name).devices}"):
         memory._slice_devices(find_topology(name))
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight devices whose network is a ring, and a compiler that lists them backwards."""
+
+    def order(shape: Any, devices: Any, **_: Any) -> np.ndarray:
+        placed = sorted(devices, key=lambda device: device.id)
+        return np.array(placed)[[0, 1, 3, 2, 6, 7, 5, 4]].reshape(shape)
+
+    monkeypatch.setitem(mesh_utils.device_kind_handler_dict, jax.devices()[0].device_kind, order)
+    monkeypatch.setattr(of_jax, "get_topology_desc", lambda **_: SimpleNamespace(devices=jax.devices()[::-1]))
+    monkeypatch.setattr(memory, "require_compiler", lambda: None)
+    monkeypatch.setattr(os, "environ", {**os.environ})
+
+
+@pytest.mark.usefixtures("ring")
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4), (-1, 4, 1)])
+def test_what_is_compiled_is_in_the_cache_where_the_run_looks(lm_run, tmp_path, sizes) -> None:
+    """The order of the devices is a part of the program and of its name in the cache of a TPU."""
+    lm_run["mesh"] = dict(zip(meshes.MESH_AXES, sizes, strict=True))
+    experiment = RunFile.model_validate(lm_run)
+    made = {"fit": memory.slice_mesh(experiment), "run": meshes.build_mesh(experiment.mesh)}
+    assert made["fit"] == made["run"]
+    assert [device.id for device in made["fit"].devices.flat] == [0, 1, 3, 2, 6, 7, 5, 4]
+
+    def program(mesh: jax.sharding.Mesh) -> jax.stages.Lowered:
+        rows = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=meshes.named_sharding(mesh, "batch", "hidden"))
+        return jax.jit(lambda x: meshes.constrain(x @ x.T, "vocab", None).sum(axis=0)).lower(rows)
+
+    restore, names = install(SharedCache(tmp_path, None), tmp_path, backend="tpu"), dict[str, set[str]]()
+    try:
+        with jax.sharding.use_abstract_mesh(made["fit"].abstract_mesh):
+            fits = program(made["fit"])
+        with jax.set_mesh(made["run"]):
+            runs = program(made["run"])
+        assert fits.as_text() == runs.as_text()
+        for name, lowered in (("fit", fits), ("run", runs)):
+            lowered.compile()
+            names[name] = {file.name for file in tmp_path.glob("*-cache")}
+    finally:
+        restore()
+    assert len(names["fit"]) == 1
+    assert names["run"] == names["fit"]
+
+
+def test_sizes_that_the_network_does_not_have_are_one_line(lm_run, monkeypatch) -> None:
+    """Where no axis of the network may be split, 4 x 4 chips have no axis of 2."""
+    chips = [SimpleNamespace(id=i, platform="tpu", device_kind="TPU v9", coords=(i % 4, i // 4, 0), core_on_chip=0,
+                             process_index=0) for i in range(16)]  # fmt: skip
+    lm_run["mesh"] = {"data": 2, "fsdp": 8, "tensor": 1}
+    with pytest.raises(RunFileError, match="mesh: data 2 x fsdp 8 x tensor 1 cannot be laid along the axes of this sl"):
+        meshes.build_mesh(RunFile.model_validate(lm_run).mesh, chips)
 
 
 ROWS = json.loads(bench.FIXTURE.read_text())

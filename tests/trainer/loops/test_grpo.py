@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from tests.trainer.processes import results, start_trainer, wait_processes
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.distributed.runtime import shard_batch
+from trainer.loops import grpo
 from trainer.losses.grpo import ROW_FIELDS, TOKEN_FIELDS
 from trainer.losses.grpo import loss as policy_loss
 from trainer.models import weights
@@ -29,7 +31,9 @@ from trainer.pretrained import store
 from trainer.rl import telemetry
 from trainer.rl.programs import abstract_reference, build_update, initial_reference, programs
 from trainer.rl.rollouts import RolloutGenerator
+from trainer.sampler import LogitsError
 from trainer.step import train_step
+from trainer.step.nan_diagnosis import DivergedError
 from trainer.telemetry import throughput
 
 MOVING = {"rewards": {"tests.trainer.variety:distinct_characters": 1.0}}
@@ -356,3 +360,13 @@ def test_a_run_whose_environment_always_fails_ends_with_one_error(grpo_run: Any,
     raw = with_echo(grpo_run, fails=True)
     with pytest.raises(RunFileError, match=r"all 40 episodes failed; the first \(error\): OSError: no echo"):
         train(raw, tmp_path / "run")
+
+
+def test_a_sampler_without_logits_ends_the_run_by_the_update_before(monkeypatch):
+    for name in ("validated_loop", "PreemptionNotice", "RewardPool", "CheckpointManager", "GrpoParts"):
+        monkeypatch.setattr(grpo, name, MagicMock())
+    grpo.GrpoParts.return_value.train_state.progress.total_steps = 7
+    grpo.GrpoParts.return_value.remote = grpo.validated_loop.return_value.environment.name = None
+    monkeypatch.setattr(grpo, "_train", MagicMock(side_effect=LogitsError("the model's logits are not finite")))
+    with pytest.raises(DivergedError, match=r"^after update 7: the model's logits are not finite$"):
+        grpo.run(MagicMock(), MagicMock(), MagicMock())

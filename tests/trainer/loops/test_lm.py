@@ -1,7 +1,9 @@
 """The LM loop: it learns and resumes exactly, compiles once, tells where time goes; errors come early, faults soon."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -14,8 +16,9 @@ from tests.trainer.bits import flip_bit
 from tests.trainer.conftest import make_lm_run
 from tests.trainer.lives import SharedPrograms, changed, final_state, run_until, train
 from trainer.distributed.checksums import CorruptionError
-from trainer.loops import updates
+from trainer.loops import lm, updates
 from trainer.loops.updates import UpdateLoop
+from trainer.sampler import LogitsError
 from trainer.step.nan_diagnosis import DivergedError
 from trainer.telemetry.metrics import MetricsLogger
 
@@ -95,6 +98,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_name(lm_run, tmp_path):
         train(wild, tmp_path / "a")
     with np.load(tmp_path / "bucket/diverged/step-2/worker-0.npz") as kept:
         assert kept["tokens"].size == wild["loop"]["total_batch_tokens"]
+
+
+def test_texts_of_a_model_without_logits_end_the_run_by_the_update_before():
+    bare: Any = SimpleNamespace(samples=MagicMock(), log=MagicMock())
+    bare.samples.generate.side_effect = LogitsError("the model's logits are not finite")
+    state: Any = MagicMock(average=None)
+    with pytest.raises(DivergedError, match=r"^after update 7: the model's logits are not finite$"):
+        lm.LmUpdates.sample(bare, state, 7)
+    bare.log.log_text.assert_not_called()
 
 
 COMPILES = "/jax/core/compile/backend_compile_duration"

@@ -16,7 +16,7 @@ from tests.trainer.conftest import make_mesh
 from tests.trainer.models.reference_models import described, expected_of, params_of
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
-from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria
+from trainer.sampler import Completion, LogitsError, Sampler, SamplerSettings, StopCriteria
 from trainer.sampler.programs import SamplerPrograms
 from trainer.tokenizer.loading import EOS_ID, PAD, ByteTokenizer
 
@@ -207,6 +207,27 @@ def test_every_token_has_the_version_that_drew_it_whenever_newer_weights_arrive(
         assert response.tokens.tolist() == response.versions.tolist()
         assert len(response.tokens) == 6
     assert any(len(set(response.tokens.tolist())) > 1 for response in found)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 3, 5])
+def test_a_token_of_logits_that_are_not_finite_ends_the_draw(bad, at):
+    settings = SamplerSettings(max_prompt_length=8, max_new_tokens=6, slots=3, chunk=2)
+    programs, turn = MagicMock(), [0]
+
+    def decode(copy: Any, slots: Any, *_: Any) -> tuple[Any, np.ndarray]:
+        logprobs = np.full((3, 2), -1.0, np.float32)
+        if turn[0] == at // 2:
+            logprobs[1, at % 2] = bad
+        turn[0] += 1
+        return slots, np.stack([np.ones((3, 2), np.int32), logprobs.view(np.int32)])
+
+    programs.decode, programs.prefill_batch_size.return_value = decode, 1
+    programs.shard_by_row = programs.replicate = lambda rows: rows
+    sampler: Any = SimpleNamespace(stops=StopCriteria(()), settings=settings, programs=programs, slots=3)
+    generate: Any = Sampler.generate
+    with pytest.raises(LogitsError, match=f"the model's logits are not finite at token {at + 1} of a"):
+        list(generate(sampler, 0, PROMPTS, 2, jax.random.key(0), 1.0))
 
 
 STOPS = StopCriteria((7,), ("\n\n\n", "Question:"), ByteTokenizer().decode)

@@ -138,3 +138,17 @@ def test_at_temperature_0_the_likeliest_token_is_taken():
 def test_equal_logits_go_together():
     left = truncate_logits(jnp.array([[1.0, 2.0, 1.0, 0.0]]), 2, None)
     assert (left > -1e29).tolist() == [[True, True, True, False]]
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (1, None), (4, None), (None, 0.5), (4, 0.9)])
+def test_logits_that_are_not_finite_show_and_leave_other_rows_alone(top_k, top_p, temperature, bad):
+    """Not as token 0 at log-probability 0, which looks like certainty."""
+    rows = jnp.stack([LOGITS, jnp.full(8, bad), LOGITS.at[5].set(bad), LOGITS.at[0].set(bad)])
+    keys, at = jax.random.split(jax.random.key(0), 4), jnp.zeros(4, int)
+    token, logprob = jax.jit(sample_token, static_argnums=(4, 5))(rows, keys, at, temperature, top_k, top_p)
+    assert np.isnan(logprob).tolist() == [False, True, True, True]
+    alone, known = sample_token(rows[:1], keys[:1], at[:1], jnp.float32(temperature), top_k, top_p)
+    assert token[0] == alone[0]
+    np.testing.assert_allclose(logprob[0], known[0], rtol=1e-6)

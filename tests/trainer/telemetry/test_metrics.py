@@ -225,6 +225,15 @@ def test_an_update_that_was_left_out_counts_as_skipped_only(updates, expected) -
     assert window.pop() == expected | {"skipped": 1.0}
 
 
+@pytest.mark.parametrize("values", [(0.5, math.nan, 2.0), (math.nan, 0.5, 2.0), (0.5, 2.0, math.nan)])
+def test_an_extreme_that_is_not_a_number_shows_wherever_it_stands(values: tuple[float, ...]) -> None:
+    window = MetricAverages()
+    for value in values:
+        window.add(GOOD | {"ratio_min": value, "ratio_max": value, "kl": value})
+    found = window.pop()
+    assert [name for name, value in found.items() if math.isnan(value)] == ["ratio_min", "ratio_max", "kl"]
+
+
 def test_a_checkpoint_amid_a_window_changes_nothing() -> None:
     whole = cut = MetricAverages()
     for i in range(7):

@@ -1,5 +1,6 @@
 """Model FLOPs, utilization, and where the time goes."""
 
+import math
 import time
 from contextlib import suppress
 
@@ -144,6 +145,8 @@ def test_a_first_update_as_it_must_be_is_told_without_a_warning_and_a_kl_only_of
         ("trainer", {"kl": 0.2}, "WARNING: the KL to the reference is 0.2, not 0"),
         ("trainer", {"ratio_min": 0.9}, "WARNING: ratios deviate from 1 by up to 0.1 before the first update: the"),
         ("sampler", {"ratio_max": 1.5}, "WARNING: ratios deviate from 1 by up to 0.5 before the first update: sam"),
+        ("trainer", {"kl": math.nan}, "WARNING: the KL to the reference is nan, not 0"),
+        ("sampler", {"ratio_max": math.nan, "ratio_min": math.nan}, "WARNING: ratios deviate from 1 by up to nan"),
         ("trainer", {"truncated": 0.75}, "WARNING: most responses were cut off"),
     ],
 )

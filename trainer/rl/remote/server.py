@@ -1,6 +1,5 @@
 """The trainer's side of the connections to samplers: tasks and weights out, samples in. Runs on process 0."""
 
-import json
 import logging
 import socket
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from conf.strict_json import dumps
 from trainer.checkpoint.local_saves import replaced_by
 from trainer.checkpoint.storage import RunStorage
 from trainer.rl.remote.identity import attempt_mark, attempt_number
@@ -223,7 +223,7 @@ class RolloutServer:
             if replaced_by(self._storage.folder):
                 return
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(self._address | ended))
+            file.write_text(dumps(self._address | ended))
 
     def _serve(self, channel: Channel, hello: dict[str, Any], address: str) -> None:
         """Answer a sampler until its connection ends. Raises OSError, and other errors if the sampler has a bug."""
