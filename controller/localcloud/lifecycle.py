@@ -1,6 +1,7 @@
 """Starts, finds, stops and wipes an emulated cloud from outside its process."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from conf.proxies import settle_proxies
 from controller.core.this_process import own_program
 from controller.localcloud.vms.processes import kill_marked, wait_ended
 
@@ -137,8 +139,13 @@ def wipe(state: Path) -> None:
 
 
 def client_environment(state: Path) -> dict[str, str]:
-    """Return the variables that point gcloud and the client libraries here; raise NotRunningError if it is down."""
+    """Return the variables that point gcloud and the client libraries here; raise NotRunningError if it is down.
+
+    `no_proxy` is one of them where a proxy is set.
+    """
     found = require_endpoint(state)
+    settled = dict(os.environ)
+    settle_proxies(settled)
     url, token = found["url"], found["token"]
     roots = found["roots"]
     gcloud = {
@@ -159,6 +166,7 @@ def client_environment(state: Path) -> dict[str, str]:
         "TENSORSTORE_GCS_HTTP_URL": f"{url}t/{token}",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         "NO_GCE_CHECK": "true",
+        **{name: settled[name] for name in ("no_proxy", "NO_PROXY") if name in settled},
     }
 
 

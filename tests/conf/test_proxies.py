@@ -18,7 +18,7 @@ from controller.emulator import find_answering
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import GoogleError
 from controller.inputs.hub_sources import lookup_problem
-from controller.localcloud.lifecycle import find_endpoint
+from controller.localcloud.lifecycle import client_environment, find_endpoint
 from controller.run.notifications import post_json
 from controller.ssh.route import IapTarget, open_tunnel
 from tests.controller.localcloud.conftest import cloud as cloud
@@ -156,6 +156,7 @@ def test_between_parts_of_slipway_no_proxy_stands(cloud: EmulatedCloud, monkeypa
     with silent_proxy() as silent:
         set_proxies(monkeypatch, http_proxy=silent, HTTPS_PROXY=silent, all_proxy=silent)
         assert find_endpoint(cloud.state) == endpoint
+        assert client_environment(cloud.state)["no_proxy"] == ALWAYS, "for gcloud"
         emulator = find_answering(cloud.state)
         assert emulator is not None
         google = GoogleClient(Credentials(token=endpoint["token"]), ManualClock(), endpoint["roots"])
