@@ -33,6 +33,9 @@ SIZES = KEYS_FREE_OF_WEIGHTS | {"sliding_window", "query_pre_attn_scalar"}
 DATA_KEYS = ("path", "eval_path", "eval_fraction", "text_column", "tokenizer", "bos", "eos")
 """Keys of `data` that a recipe of the Hub decides."""
 
+PLAIN_TEXT = {"chat_template": "none", "bos": "<bos>", "eos": "<eos>"}
+"""Of prompts in turns, whose template the stand-in for a tokenizer does not have."""
+
 
 def with_recipe(tiny: Config, full: Config, given: Set[str]) -> Config:
     """Return the small config with the experiment's own sources on the Hub, and what it reads of them.
@@ -53,6 +56,8 @@ def with_recipe(tiny: Config, full: Config, given: Set[str]) -> Config:
     kept |= {"bos", "eos"} if "tokenizer" in named else set()
     kept |= {"eval_path", "eval_fraction", "text_column"} if "path" in named else set()
     data = {key: value for key, value in read.items() if key in kept and f"data.{key}" not in given}
+    if "tokenizer" in data and getattr(full.data, "chat_template", "none") != "none":
+        data |= PLAIN_TEXT
     model: dict[str, Any] = {}
     if _asset_of(full.model.weights) in used and _is_stand_in(tiny.model) and "model.weights" not in given:
         model = {"weights": full.model.weights, "query_pre_attn_scalar": None}  # null: the head's size, as it is

@@ -24,7 +24,7 @@ from controller.emulator import mark_in_use
 from controller.localcloud.lifecycle import find_endpoint
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import MARKER, kill_marked
-from controller.rehearsal.recipe import emulated_hub, with_recipe
+from controller.rehearsal.recipe import SPECIAL_TOKENS, emulated_hub, with_recipe
 from controller.rehearsal.rehearsal import FAULT_KEY, PREEMPTION, Check, Interruption, check_recovery
 from tests.composed import config_of
 from tests.conftest import deep
@@ -183,6 +183,14 @@ def test_a_recipe_reads_of_the_hub_what_the_experiment_reads() -> None:
         config: Any = recipe(name)
         names = (config.data.path, config.data.eval_path, config.data.tokenizer, config.model.weights)
         assert names == tuple(source and f"assets://{source}" for source in sources), name
+
+
+@pytest.mark.parametrize("chat", ["own", "gemma"])
+def test_the_stand_in_for_a_tokenizer_has_no_turns(chat: str) -> None:
+    data: Any = recipe("gemma2b_gsm8k", f"data.chat_template={chat}", "data.bos=null", "data.eos=null").data
+    assert (data.tokenizer, data.chat_template) == ("assets://gemma-2-2b/tokenizer.json", "none")
+    assert (data.bos, data.eos) == ("<bos>", "<eos>")
+    assert {data.bos, data.eos} <= {*SPECIAL_TOKENS}
 
 
 def test_what_the_user_sets_and_what_has_no_source_stays() -> None:
