@@ -72,6 +72,8 @@ COLLECTION = re.compile(
 )
 ELEMENT_END = re.compile(r",|&|\\\\")
 LAST_OF_LIST = re.compile(r"\s*,?\s*\band\b\s*", re.IGNORECASE)
+ROUNDED = re.compile(r"\u2248|\\approx(?![a-zA-Z])")
+MEMBER = re.compile(r"^\$?\s*[a-zA-Z]\s*\\in(?![a-zA-Z])")
 RATIO = re.compile(r"\s*(?::|\bto\b)\s*")
 NAMING = (
     r"(?:(?:the|an?(?=\s+[a-z]{3})|ordered|open|closed|point|interval|set|vector|matrix|pair|triple|tuple|coordinates?|expression"
@@ -113,6 +115,9 @@ def is_equal(given: str, right: str, *, lenient: bool = False) -> bool:
         a, b = read_number(left), read_number(gold)
     except ContradictionError:
         return False
+    exact, *rounded = ROUNDED.split(left, maxsplit=1)
+    if rounded and is_equal(exact, right, lenient=lenient):
+        return True
     if a is not None and b is not None:
         is_decimal = b.value.denominator > 1 and "." in gold
         return a.is_same(b) and (lenient or a.is_written_out or is_decimal)
@@ -132,6 +137,7 @@ def _is_equal_mathematics(given: str, gold: str, lenient: bool) -> bool:
         given, gold = (LAST_OF_LIST.sub(", ", text) for text in (given, gold))
         if _normalized_words(given) == _normalized_words(gold):
             return True
+    given = MEMBER.sub("", given)
     if found := MATHEMATICS.fullmatch(given):
         given = next(filter(None, found.groups()))
         if any(pattern.search(found["rest"]) for pattern in (QUALIFIED, SEPARATOR)):

@@ -38,7 +38,7 @@ ANSWER_PHRASE = re.compile(
 )
 DISPLAYED = re.compile(r"\$\$[^$]+\$\$|\\\[.+?\\\]", re.DOTALL)
 STATEMENT_END = re.compile(
-    r"\n|(?<=\?)|(?:\.|!(?!\s*[-=+*/^<>]))(?P<closing>[*_$\"'”’)]*)(?!(?<=^[A-J]\.)\s+[^A-Z\s])(?:\s|$)"
+    r"\n|(?<=\?)|(?:(?<!i\.e)(?<!e\.g)\.|!(?!\s*[-=+*/^<>]))(?P<closing>[*_$\"'”’)]*)(?!(?<=^[A-J]\.)\s+[^A-Z\s])(?:\s|$)"
     r"|(?<=\S)[\s,;(]+(?:(?:because|since)\b|as\s+(?!well\b|if\b)(?<=,\sas\s))",
 )
 """The end of a sentence, but of no factorial or letter of a choice, or where it goes on to give a reason."""

@@ -42,23 +42,23 @@ NUMBER_WORD = re.compile(
     re.IGNORECASE,
 )
 QUALIFIED = re.compile(
-    r"\b(?:or|plus|minus|versus|squared|cubed|factorial|at\s+(?:least|most)|[a-z]*(?:tenth|hundredth|thousandth)s?|fifths|halves"
+    r"\b(?:or|plus|minus|versus|squared|cubed|factorial|at\s+(?:the\s+)?(?:very\s+)?(?:least|most)|[a-z]*(?:tenth|hundredth|thousandth)s?|fifths|halves"
     r"|thirds|fourths|(?:six|seven|eigh|nin)ths|maybe|perhaps|possibly|probably|might|if|unless|but|depending|assuming"
-    r"|except)\b"
+    r"|except|i\s+(?:think|guess|believe|suppose|hope))\b"
     r"|\band\s+(?:up|over|above|below|under|more|less|(?:a|an|one|two|three)[\s-]+(?:half|third|quarter|fourth|fifth))\b",
     re.IGNORECASE,
 )
 """Beside an answer, what makes another of it, or takes half of it back: `18 and a half`, `18 if Tom is right`."""
 CHANGED = re.compile(
-    r"\b(?:(?:more|less|fewer|greater|higher|lower)\s+than|up\s+to|almost|nearly|over|under|above|below"
-    r"|(?:half|third|quarter|fourth|fifth|tenth|percent|root|square|cube|twice|thrice|double|triple|negative)"
+    r"\b(?:(?:more|less|fewer|greater|higher|lower)\s+than|up\s+to|almost|near|nearly|over|under|above|below|sin|cos|tan|log|ln"
+    r"|(?:minimum|maximum|half|third|quarter|fourth|fifth|tenth|percent|root|square|cube|twice|thrice|double|triple|negative)"
     rf"(?:\s+of)?(?:\s+(?:the|a))?)[\s{CURRENCY}]*$",
     re.IGNORECASE,
 )
 """Right before an answer, what makes it a bound or another number."""
 NAMED = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[A-Za-z]\()$")
 """A letter right before the number makes it a name, x18, or an argument, f(18)."""
-VARIABLE = re.compile(r"[\s(]*(?:[abeiknxyz]|pi)[\s)]*")
+VARIABLE = re.compile(r"[\s(]*(?:(?:over|and|times|by)\s+)?(?:[abeiknxyz]|pi)[\s)]*")
 CIRCUMSTANCE = re.compile(
     r"(?:[\s$]+[A-Za-z][A-Za-z-]*)+?"
     r"(?=(?P<rest>[\s,]+(?:(?:for|in|on|at|over|during|within)\s+(?![\d.,]+\W*$)|(?:that|from|after|before)\s+[a-z]).*))",
