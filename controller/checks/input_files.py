@@ -1,5 +1,6 @@
 """Inputs: the files that data, weights and tokenizer name exist, and some of the data are left for validation."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Set
 from itertools import islice
@@ -24,6 +25,8 @@ FOLDERS = (WEIGHTS, "loop.teacher.weights", "model.lora.adapter")
 """Keys that name a folder of weights."""
 WEIGHTS_DESCRIPTIONS = ("config.json", "model.yaml", "adapter_config.json")
 """The file of a folder of weights that the trainer reads first: Hugging Face's, `trainer.convert`'s, or PEFT's."""
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The weights of a folder of Hugging Face in one file, or the list of the files that have them."""
 CHECKPOINT_MARK = "commit_success.txt"
 """File in a complete checkpoint of a run, whose folder is the number of its step."""
 MAX_LISTED = 5000
@@ -60,10 +63,12 @@ def sources(config: Config) -> Iterator[Source]:
 
 @check("file_absent", "error", "data.NAME", *FOLDERS)
 def files_exist_here(config: Config) -> Iterator[Issue]:
-    """A name that no file of an asset matches fails only when the trainer opens it, on a billed TPU."""
+    """A name that no file of an asset or index matches fails only when the trainer opens it, on a billed TPU."""
     for source in sources(config):
         there = _files_of_asset(config, source.value)
-        if there is not None:
+        if source.key in FOLDERS and (problem := _shards_problem(config, source.value.rstrip("/"))):
+            yield Issue(f"{source.value}: {problem}", source.key)
+        elif there is not None:
             wanted = _in_asset(source.value)
             if problem := _absence(wanted, {file.name for file in there}, source.key in FOLDERS):
                 yield Issue(f"{source.value}: {problem}", source.key)
@@ -191,6 +196,22 @@ def paths_here(config: Config, value: str) -> list[Path]:
         return sorted(path for path in Path("/").glob(value.lstrip("/")) if path.is_file())
     except OSError:  # a name that is too long for a file
         return []
+
+
+def _shards_problem(config: Config, folder: str) -> str:
+    """Return what is wrong with the files of weights that an index on this machine names; empty if nothing is."""
+    for index in paths_here(config, f"{folder}/{INDEX}"):
+        try:
+            named = set(json.loads(index.read_text())["weight_map"].values())
+            there = {name for name in named if (index.parent / name).exists()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{INDEX} is not an index of shards; download it again"
+        is_whole = (index.parent / WHOLE).exists()
+        if missing := sorted(named - there if there or not is_whole else ()):
+            return f"the shard {missing[0]}, which {INDEX} names, is missing; download the model again"
+        if is_whole and there and WHOLE not in there:
+            return f"has {WHOLE} and {min(there)}; remove what is not this model's"
+    return ""
 
 
 def _exists(pattern: str) -> bool:

@@ -1,0 +1,41 @@
+"""An index of weights on this machine names files that are there, before a pod is billed for them."""
+
+from pathlib import Path
+
+import pytest
+
+from controller.checks.input_files import files_exist_here
+from tests.composed import config_of as config
+
+MODEL = ("cloud.project=acme", "model=tiny", "loop=lm", "optimizer=adamw", "data=text", "data.path=/none")
+
+
+@pytest.mark.parametrize(
+    ("index", "there", "said"),
+    [
+        ('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}', "1 2", None),
+        ('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}', "1", "the shard 2.safetensors, which model.s"),
+        ('{"weight_map": {"a": "1.safetensors"}}', "", "the shard 1.safetensors, which model.safetensors.index.json"),
+        ('{"weight_map": {"a": "1.safetensors"}}', "model", None),  # of an earlier form, which is not read
+        ('{"weight_map": {"a": "model.safetensors"}}', "model", None),
+        ('{"weight_map": {"a": "1.safetensors"}}', "model 1", "has model.safetensors and 1.safetensors; remove what"),
+        ('{"weight_map": ["1.safetensors"]}', "1", "model.safetensors.index.json is not an index of shards"),
+        ('{"weight_map": {"a": 3}}', "1", "model.safetensors.index.json is not an index of shards"),
+        ("not json", "1", "model.safetensors.index.json is not an index of shards"),
+    ],
+)
+@pytest.mark.parametrize("place", ["asset", "machine"])
+def test_every_shard_that_an_index_names_is_there(
+    tmp_path: Path, place: str, index: str, there: str, said: str
+) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    for name in ("config.json", *(f"{stem}.safetensors" for stem in there.split())):
+        (weights / name).touch()
+    (weights / "model.safetensors.index.json").write_text(index)
+    value = "assets://mine/weights/" if place == "asset" else str(weights)
+    where = () if place == "asset" else ("cloud=local",)
+    words = (*MODEL, *where, f"+assets.models.mine.path={tmp_path}", f"model.weights={value}")
+    found = [str(issue) for issue in files_exist_here(config(*words)) if issue.key == "model.weights"]
+    problem = [] if said is None else [f"model.weights: {value}: {said}"]
+    assert [line[: len(begin)] for line, begin in zip(found, problem, strict=True)] == problem
