@@ -29,9 +29,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "trainer/rl/remote/journal.py", "trainer/rl/remote/source.py", "trainer/rl/remote/wire.py",
         "trainer/step/compile_cache.py", "trainer/telemetry/throughput.py",
     ),
+    "writes a prompt as the model's own template does": ("conf/chat_template.py", "trainer/data/chat.py"),
     "writes the files of other libraries": (
-        "trainer/policy/export.py", "trainer/pretrained/hf_files.py", "trainer/pretrained/peft_files.py",
-        "trainer/tokenizer/training.py",
+        "trainer/policy/export.py", "trainer/policy/run_files.py", "trainer/pretrained/hf_files.py",
+        "trainer/pretrained/peft_files.py", "trainer/tokenizer/training.py",
     ),
     "compares or shows a text": (
         "controller/checks/input_first_row.py", "trainer/corpus/source.py", "trainer/evaluation/harness.py",
