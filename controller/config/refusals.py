@@ -73,9 +73,9 @@ def require_lone_functions(key: str, value: Any) -> None:
     if isinstance(found[0], IntervalSweep):
         cure = "an interval is for sweep.search, and the only value of its key"
     elif isinstance(value, ChoiceSweep) and all(isinstance(one, ChoiceSweep | RangeSweep) for one in found):
-        words = [str(one) for one in flat(value)]
-        if len(words) <= MOST_SHOWN:
-            cure = f"list the values: '{key}={','.join(words)}'"
+        values = [*flat(value)]
+        if len(values) <= MOST_SHOWN and not any(isinstance(one, list | dict) for one in values):
+            cure = f"list the values: '{key}={','.join(map(str, values))}'"
     raise ConfigError(f"{key}: {name}(…) cannot stand inside a list or beside other values; {cure}")
 
 

@@ -57,6 +57,7 @@ LISTED = r"cannot stand inside a list or beside other values; list the values"
         ("optimizer.lr=[interval(0,1)]", r"interval\(…\) cannot "),
         ("loop=glob(*grpo),lm", rf"loop: glob\(…\) {LISTED}$"),
         ("program.command=[a,range(1,3)]", rf"program\.command: range\(…\) {LISTED}$"),
+        ("run.seed=choice([range(1,2)],1)", rf"range\(…\) {LISTED}$"),
         ("program.command={a:choice(1,2)}", rf"choice\(…\) {LISTED}$"),
         ("run.seed=range(0,100),7", rf"range\(…\) {LISTED}$"),
         ("run.seed=range(1,3,0)", r"run\.seed: range\(1,3,0\) has no end; its step cannot be 0"),
