@@ -13,6 +13,7 @@ from controller.checks.preflight import probe_plan
 from controller.localcloud.hub import HubFault, HubServer
 from tests.controller.checks.plans import AssetBucket, build, context, plan_of
 from tests.fakes.context import make_context
+from tests.fakes.proxy import set_proxies
 from tests.hub import ACCEPTED, OTHER, hub
 
 __all__ = ["hub"]
@@ -311,8 +312,7 @@ def test_without_a_network_nobody_waits_for_the_library(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://no-such-host.invalid")
-    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    set_proxies(monkeypatch)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # an import would fail
     [line] = of_build(tmp_path, build("acme/open"))
     assert line.startswith(
