@@ -79,7 +79,9 @@ class AdamAtan2State(NamedTuple):
 def scale_by_adam_atan2(b1: float, b2: float) -> optax.GradientTransformation:
     """Return the transformation from gradients to atan2(m, sqrt(v / (1 - b2^t))) / (1 - b1^t).
 
-    AdamATan2 has Adam's moments, divided by atan2 (https://arxiv.org/abs/2407.05872), so that no eps sets a scale.
+    AdamATan2 has Adam's moments, divided by atan2 (https://arxiv.org/abs/2407.05872), so that no eps sets a scale. The
+    paper corrects the bias of m inside of atan2; the CUDA kernel of adam-atan2, which the tiny recursive model uses,
+    outside, as here.
     """
 
     def init(params: Any) -> Any:
