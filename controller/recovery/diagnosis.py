@@ -29,8 +29,8 @@ GONE_STATES = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPI
                          "SUSPENDED", "SUSPENDING",
                   "GONE", "FAILED", "EXPIRED", "HIDING", "HIDDEN"})  # fmt: skip
 """States of a pod that is gone or about to go."""
-REPAIR_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
-UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_TOPOLOGY"})
+NOT_USABLE_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
+UNHEALTHY_HEALTHS = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_TOPOLOGY"})
 UNHEALTHY_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
 TRAINER_EXIT_CODES = {
     3: VerdictKind.DEVICE_MISMATCH,
@@ -89,7 +89,7 @@ def _pod_gone(observation: Observation) -> Verdict | None:
         return Verdict(VerdictKind.PREEMPTED, ("the node was replaced",))
     if pod.state in GONE_STATES:
         return Verdict(VerdictKind.PREEMPTED, (f"the node is {_state_text(pod.state, ABSENT='gone')}",))
-    if pod.state in REPAIR_STATES:
+    if pod.state in NOT_USABLE_STATES:
         return Verdict(VerdictKind.MAINTENANCE, (f"the node is {_state_text(pod.state)}",))
     return None
 
@@ -289,7 +289,7 @@ def _explained_by_pod(verdict: Verdict, pod: PodStatus) -> Verdict:
         kind, message = VerdictKind.OUT_OF_HBM, word
     elif word := named.get("OUT_OF_MEMORY") or named.get("LOW_MEMORY"):
         kind, message = VerdictKind.OUT_OF_RAM, word
-    elif pod.health in UNHEALTHY_STATES:
+    elif pod.health in UNHEALTHY_HEALTHS:
         kind, message = VerdictKind.UNHEALTHY_HOST, _health_message(pod)
     elif ill := [name for name in named if name in UNHEALTHY_SYMPTOMS]:
         kind, message = VerdictKind.UNHEALTHY_HOST, named[ill[0]]
@@ -301,7 +301,7 @@ def _pod_remarks(observation: Observation) -> tuple[str, ...]:
     if observation.pod is None:
         return ("Google's API does not respond; the workers do",)
     remarks = [str(symptom) for symptom in observation.pod.symptoms]
-    if observation.pod.health in UNHEALTHY_STATES:
+    if observation.pod.health in UNHEALTHY_HEALTHS:
         remarks.append(_health_message(observation.pod))
     if observation.pod.maintenance:
         remarks.append(f"Google's pod maintenance is {observation.pod.maintenance.lower()}")

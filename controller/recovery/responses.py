@@ -161,7 +161,7 @@ INFRASTRUCTURE_KINDS = frozenset(
         VerdictKind.HUNG,
     }
 )
-"""Verdicts that count against max_preemptions; all others count against max_program_failures."""
+"""Verdicts that count against max_preemptions; all others but NETWORK_LOST count against max_program_failures."""
 CRASH_LOOP_EXEMPT_KINDS = frozenset({VerdictKind.PREEMPTED, VerdictKind.MAINTENANCE, VerdictKind.NETWORK_LOST})
 """Verdicts that say nothing about the program, since Google or the network caused them: no sign of a crash loop."""
 WAIT, RESTART_PROGRAM, RESTART_WORKER = "wait", "restart_program", "restart_worker"
@@ -243,7 +243,8 @@ def decide(
         losses = sum(incident.kind in INFRASTRUCTURE_KINDS for incident in since)
         if losses >= recovery.max_preemptions:
             key = "raise recovery.max_preemptions, and `up` resumes from the last checkpoint"
-            return Decision(GIVE_UP, f"the pod was lost more than {recovery.max_preemptions} times; {key}", True)
+            told = f"the pod was lost or hung more than {recovery.max_preemptions} times"
+            return Decision(GIVE_UP, f"{told}; {key}", True)
     else:
         excused = INFRASTRUCTURE_KINDS | CRASH_LOOP_EXEMPT_KINDS
         failures = sum(VerdictKind(e.kind) not in excused for e in stuck)

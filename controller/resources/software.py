@@ -86,13 +86,13 @@ class Venv(WorkerResource):
     def observe(self, context: Context, observed: ObservedResources) -> Self:
         if self.packages == "none":
             return self
-        frozen = self._locked_versions(context)
+        frozen = self._recorded_versions(context)
         return replace(
             self, intact=self.observe_workers(context, observed, lambda a: _intact(a["venv"], frozen), venv=self.name)
         )
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        frozen = self._locked_versions(context)
+        frozen = self._recorded_versions(context)
         payload: InstallVenvRequest = {
             "packages": self.packages,
             "fingerprint": self.name,
@@ -114,7 +114,7 @@ class Venv(WorkerResource):
     def _record(self) -> str:
         return f"venvs/{self.name}.json"
 
-    def _locked_versions(self, context: Context) -> dict[str, str] | None:
+    def _recorded_versions(self, context: Context) -> dict[str, str] | None:
         """Return the recorded versions by name; None if there is no record yet, or a lock makes it unnecessary."""
         if self.packages != "requirements":
             return None

@@ -59,7 +59,7 @@ class _Stream:
     ssh_error: str = ""
     stopped_since: float | None = None
     exited: State | None = None
-    ended: bool = False
+    drained: bool = False
     stop_requested: bool = False
     notice: str = ""
 
@@ -190,7 +190,7 @@ class Follower:
 
     def _streams_drained(self, streams: list[_Stream], pod: PodWatch) -> bool:
         """Return whether programs that ended successfully have no more output to send; a lost pod sends none."""
-        silent = [i for i, stream in enumerate(streams) if not stream.ended]
+        silent = [i for i, stream in enumerate(streams) if not stream.drained]
         status = pod.latest()
         if not silent or status is None or status.is_usable:
             return not silent
@@ -233,7 +233,7 @@ class Follower:
         """Stop the other workers after one has ended; their last output may refine the verdict."""
 
         def left() -> list[int]:
-            return [i for i, s in enumerate(streams) if not s.ended and i not in verdict.unreachable]
+            return [i for i, s in enumerate(streams) if not s.drained and i not in verdict.unreachable]
 
         def able() -> list[int]:
             """Return the workers that may still end by themselves, without those that a signal has stopped."""
@@ -319,7 +319,7 @@ class Follower:
             elif "exited" in line:
                 streams[worker].exited = line["exited"]
             elif "end" in line:
-                streams[worker].exited, streams[worker].ended = line["end"], True
+                streams[worker].exited, streams[worker].drained = line["end"], True
                 self._ends.append((worker, line["end"]))
 
     def _emit(self, worker: int, line: _Line) -> None:

@@ -170,22 +170,22 @@ class CheckpointManager:
         self._manager = self._open()
         self._retention.write()
 
-    def should_verify(self, step: int) -> bool:
+    def should_compare(self, step: int) -> bool:
         """Return whether the state is to be compared after `step` updates."""
         every = self._settings.verify_interval
         return bool(every) and step % every == 0
 
-    def verify_replicas(self, step: int, state: Any) -> None:
+    def compare_if_due(self, step: int, state: Any) -> None:
         """Compare the replicas of the state on all devices if a check is due. Raises CorruptionError on all."""
-        if self.should_verify(step):
-            self.verify(step, state)
+        if self.should_compare(step):
+            self.compare_replicas(step, state)
 
-    def verify_at_rest(self, step: int, state: Any) -> None:
-        """Run `verify` unless checks are off. Call it before and after a phase that does not change the state."""
+    def compare_at_rest(self, step: int, state: Any) -> None:
+        """Run `compare_replicas` unless checks are off: before and after a phase that does not change the state."""
         if self._settings.verify_interval:
-            self.verify(step, state)
+            self.compare_replicas(step, state)
 
-    def verify(self, step: int, state: Any) -> None:
+    def compare_replicas(self, step: int, state: Any) -> None:
         """Compare the replicas, and the state with itself at the last check if it is of the same arrays.
 
         Raises CorruptionError on all processes.

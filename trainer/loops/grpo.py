@@ -100,7 +100,7 @@ def _warm_start(parts: GrpoParts) -> None:
         progress.accuracy_start = progress.accuracy_before = evaluate()
     while not is_done():
         saver.save_if_preempted(train_state)
-        saver.verify(train_state)
+        saver.compare_if_due(train_state)
         with telemetry.stopwatch.measure("update_time"):
             questions = parts.questions.train(Draw("warm_start", progress.warm_steps), loop.rows)
             worked = parts.episodes.worked(questions) if parts.episodes else None
@@ -114,7 +114,7 @@ def _warm_start(parts: GrpoParts) -> None:
             progress.accuracy_before = evaluate()
         if is_done():
             telemetry.end_phase(progress)
-        if progress.total_steps % parts.experiment.checkpoint.save_interval == 0:
+        if parts.checkpoints.should_save(progress.total_steps):
             saver.save(train_state)
     progress.phase = "grpo"
     log_on_main(f"accuracy before GRPO: {progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts")
@@ -130,7 +130,7 @@ def _policy_updates(parts: GrpoParts, reference: Params) -> None:
         saver.save_if_preempted(train_state)
         if progress.steps and progress.steps % loop.eval_interval == 0:
             parts.evaluations.evaluate(train_state, "eval")
-        saver.verify(train_state)
+        saver.compare_if_due(train_state)
         if progress.steps % loop.updates_per_rollout == 0:
             _prefetch_rollouts(parts, reference)
         batch, placed = rollouts[0].pop_batch()
@@ -153,13 +153,13 @@ def _prefetch_rollouts(parts: GrpoParts, reference: Params) -> None:
     rollouts, steps = train_state.rollouts, train_state.progress.steps
     first, last = steps // loop.updates_per_rollout, loop.steps // loop.updates_per_rollout
     between = partial(saver.save_if_preempted, train_state)
-    saver.verify_at_rest(train_state)
+    saver.compare_at_rest(train_state)
     draw, ahead = (parts.remote.fetch, 0) if parts.remote else (parts.rollouts.generate, loop.async_depth)
     for number in range(first + len(rollouts), min(first + 1 + ahead, last)):
         rollout = draw(train_state.state.params, reference, number, between, steps)
         rollouts.append(rollout)
         parts.telemetry.tokens["rollout"] += rollout.num_tokens
     rollouts[0].finish()
-    saver.verify_at_rest(train_state)
+    saver.compare_at_rest(train_state)
     if steps == 0:
         log_on_main(*format_transcripts(rollouts[0].examples))

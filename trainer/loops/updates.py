@@ -1,4 +1,4 @@
-"""The loop of optimizer updates, read from top to bottom. What an update is comes from the module of each `loop.kind`.
+"""The loop of optimizer updates of `lm` and `puzzle`, whose modules say what an update is.
 
 The host runs one update ahead of the devices: while they compute, it reads and places the next batch, then logs the
 previous update. Everything is compiled before the first update.
@@ -91,7 +91,7 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
         self.batches.restart(first)
         for step in range(first, loop.steps):
             self._save_if_preempted(step, state)
-            if self.checkpoints.should_verify(step):
+            if self.checkpoints.should_compare(step):
                 with self.stopwatch.measure("wait_time"):  # for the update, which is no part of the check
                     jax.block_until_ready(state.step)
             with self.stopwatch.excluded():
@@ -136,15 +136,15 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
         evaluates = step and step % self.loop.eval_interval == 0
         samples = step and self._should_sample(step)
         if evaluates or samples:
-            self.checkpoints.verify_at_rest(step, state)
+            self.checkpoints.compare_at_rest(step, state)
         if evaluates:
             self._evaluate(step, state)
         if samples:
             self.sample(state, step)
         if evaluates or samples:
-            self.checkpoints.verify_at_rest(step, state)
+            self.checkpoints.compare_at_rest(step, state)
         else:
-            self.checkpoints.verify_replicas(step, state)
+            self.checkpoints.compare_if_due(step, state)
 
     def _save_if_preempted(self, step: int, state: train_step.State) -> None:
         """Save and end on all processes if the VM is about to be preempted. Raises PreemptedError."""
@@ -182,7 +182,7 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
 
     def _diagnose(self, step: int, state: train_step.State, batch: Batch, repeated: bool) -> None:
         """Raise CorruptionError if hardware made update `step` non-finite, which has changed nothing."""
-        self.checkpoints.verify(step, state)
+        self.checkpoints.compare_replicas(step, state)
         self.batches.compare(step)
         judge(self.recompute(state, self.place(batch)), step, repeated)
 

@@ -80,23 +80,23 @@ class StateSaver:
                 self.save(train_state)
             raise PreemptedError
 
-    def verify(self, train_state: TrainState) -> None:
+    def compare_if_due(self, train_state: TrainState) -> None:
         """Compare the copies of the state, and the data, if it is time to. Raises CorruptionError on all processes."""
         step = train_state.progress.total_steps
         with self._telemetry.stopwatch.excluded():
             self._checkpoints.catch_up()
             self._batches.compare_if_due(step)
-            self._checkpoints.verify_replicas(step, train_state.state)
+            self._checkpoints.compare_if_due(step, train_state.state)
 
-    def verify_at_rest(self, train_state: TrainState) -> None:
+    def compare_at_rest(self, train_state: TrainState) -> None:
         """Compare the copies of the state, before and after a phase that does not change it. Raises CorruptionError."""
         with self._telemetry.stopwatch.excluded():
-            self._checkpoints.verify_at_rest(train_state.progress.total_steps, train_state.state)
+            self._checkpoints.compare_at_rest(train_state.progress.total_steps, train_state.state)
 
     def diagnose(self, train_state: TrainState) -> None:
         """Look for a fault of hardware behind an update that was not finite. Raises CorruptionError."""
         step = train_state.progress.total_steps
-        self._checkpoints.verify(step, train_state.state)
+        self._checkpoints.compare_replicas(step, train_state.state)
         self._batches.compare(step)
 
 

@@ -1,4 +1,4 @@
-"""One optimizer update over the mesh: gradients, their all-reduce, the optimizer step. Both loops use it.
+"""One optimizer update over the mesh: gradients, their all-reduce, the optimizer step. All loops use it.
 
 A loss returns sums and counts instead of means (`metric_sums`), so the result does not depend on the batch split.
 """

@@ -251,7 +251,7 @@ class Slices:
 
         found: list[SliceStatus] = []
         for zone, ways in product(self.zones, self._ways_by_plane):
-            status = next((status for _, status in self._spec_at(context, zone, ways)), None)
+            status = next((status for _, status in self._slices_at(context, zone, ways)), None)
             if status is not None:
                 found.append(status)
                 if not all_places and not any(rank(status)[:3]):
@@ -272,7 +272,7 @@ class Slices:
         A slice that is given back is on record before, too: a controller that is killed meanwhile leaves its cost.
         """
         for zone, ways in product(self.zones, self._ways_by_plane):
-            for provisioner, status in self._spec_at(context, zone, ways):
+            for provisioner, status in self._slices_at(context, zone, ways):
                 if condition(status):
                     if why == SURPLUS:
                         record_end(context, self.name, status, why)
@@ -330,7 +330,7 @@ class Slices:
         """Return the names of the provisioners, grouped by plane."""
         return [list(names) for _, names in groupby(self.provisioners, plane_of)]
 
-    def _spec_at(
+    def _slices_at(
         self, context: Context, zone: str, ways: Sequence[ProvisionerName]
     ) -> Iterator[tuple[Provisioner, SliceStatus]]:
         """Yield what one plane has in a zone; nothing where it cannot be asked and there are other places."""
