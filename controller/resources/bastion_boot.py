@@ -19,8 +19,6 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
-from conf.strict_json import dumps
-
 ATTRIBUTES = "instance/attributes/slipway"
 TOKEN = "instance/service-accounts/default/token"  # noqa: S105 - a path
 PAUSES = (5.0, 20.0, 60.0)
@@ -145,7 +143,7 @@ def run_controller(python: str, environment: dict[str, str], orders: dict[str, A
     ) as driver:
         assert driver.stdin is not None
         assert driver.stdout is not None
-        driver.stdin.write(dumps(orders))
+        driver.stdin.write(json.dumps(orders))
         driver.stdin.close()
         for line in driver.stdout:
             write_log_line(log, line.rstrip("\n"))

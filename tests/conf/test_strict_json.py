@@ -13,8 +13,8 @@ from tests.paths import ROOT
 NAN, INF = math.nan, math.inf
 WRITERS = ("dump", "dumps", "JSONEncoder")
 OTHERS: dict[str, tuple[str, ...]] = {
-    "has the standard library alone, on the worker; the controller reads what it says": (
-        "controller/agent/", "controller/multirun/job.py",
+    "has the standard library alone, on another machine; the controller reads what it says": (
+        "controller/agent/", "controller/multirun/job.py", "controller/resources/bastion_boot.py",
     ),
     "is a program as users write one": ("controller/rehearsal/standins/",),
     "runs in the process of the user's app": ("controller/installed/",),

@@ -1,8 +1,10 @@
 """What a bastion may do, and that it starts nothing but what it was ordered to."""
 
+import ast
 import io
 import json
 import os
+import sys
 import tarfile
 from email.message import Message
 from pathlib import Path
@@ -76,6 +78,13 @@ def test_no_config_is_put_into_its_script() -> None:
     for trick in INJECTIONS[:2]:
         [machine] = [one for one in resources(f"program.command={[trick]!r}") if isinstance(one, Bastion)]
         assert machine.script == written
+
+
+def test_its_script_needs_nothing_but_the_standard_library() -> None:
+    tree = ast.parse(Path(bastion_boot.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
 def test_it_may_delete_itself_and_no_other_machine() -> None:
