@@ -112,12 +112,10 @@ def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, 
         python = str(venv / "bin" / "python")
         if not (venv / "complete").exists():
             wait = ("-o", "DPkg::Lock::Timeout=300")  # unattended upgrades run at the first boot
-            main_loop("apt-get", *wait, "update", "--quiet")
-            main_loop("apt-get", *wait, "install", "--quiet", "--yes", "python3-venv")
-            main_loop(sys.executable, "-m", "venv", "--clear", str(venv))
-            main_loop(
-                python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(source / "conf/driver.txt")
-            )
+            call("apt-get", *wait, "update", "--quiet")
+            call("apt-get", *wait, "install", "--quiet", "--yes", "python3-venv")
+            call(sys.executable, "-m", "venv", "--clear", str(venv))
+            call(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(source / "conf/driver.txt"))
             (venv / "complete").touch()
     return python, {**os.environ, "PYTHONPATH": str(source), "PYTHONUNBUFFERED": "1", "SLIPWAY_HOME": str(home)}
 
@@ -170,7 +168,7 @@ def delete_this_vm(orders: dict[str, Any]) -> None:
     send_request(f"{root}compute/v1/{orders['instance']}", token(), method="DELETE")
 
 
-def main_loop(*command: str) -> None:
+def call(*command: str) -> None:
     subprocess.run(command, check=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
 
 
