@@ -1,6 +1,7 @@
 r"""Compare a given answer with the correct one: numbers exactly, words as words, the rest as mathematics.
 
-A choice may be said with its text, `C`, `(C)` and `C. mitochondria`; a time of day in either form, `5:30 PM`, `17:30`.
+A choice may be said with its text, `C`, `(C)`, `C. mitochondria` and `C - mitochondria`; a time of day in either form,
+`5:30 PM`, `17:30`.
 
 An expression that is left to compute (`9+9`, `36/2`, `2/4`) is no answer where an integer or a fraction in lowest terms
 is right, as in Simply (`simply/utils/math_eval.py`, `match`); the lenient comparison accepts it.
@@ -53,10 +54,13 @@ REPLACEMENTS = (
     (re.compile(r"\\[dtc]frac"), r"\\frac"),
 )
 PUNCTUATION = re.compile(r"\s*([,;:()\[\]{}=+&])\s*")
+DASH = r"[-\u2014]+(?=\s+(?!(?:sin|cos|tan|log|exp|ln|pi)\b)[A-Za-z][a-z])"
+"""Between a choice and its words; no minus."""
 CHOICE = re.compile(
     r"(?i:(?:the\s+)?(?:option|choice|answer)\s+)?"
     r"(?:(?:\(\s*(?P<round>[A-Ja-j])\s*\)|\[\s*(?P<square>[A-Ja-j])\s*\])(?=[\s.:]|$)"
-    r"|(?P<bare>[A-Ja-j])(?=\s*(?:[:)]|\.(?:\s|$)|$)|\s+is\s|\s+\(\w{2}))\s*[.:)]?\s*(?P<text>(?:[^,;/&+=^*].*)?)",
+    rf"|(?P<bare>[A-Ja-j])(?=\s*(?:[:)]|\.(?:\s|$)|$)|\s+is\s|\s+\(\w{{2}}|\s+{DASH}))"
+    rf"\s*(?:[.:)]|{DASH})?\s*(?P<text>(?:[^,;/&+=^*].*)?)",
     re.DOTALL,
 )
 """A letter of a multiple choice, alone or with its text: `A`, `(A)`, `A. mitochondria`."""

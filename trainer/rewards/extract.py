@@ -1,7 +1,8 @@
 r"""Extract the answer of a response.
 
 An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or stated: "the answer is 18", up to the end of the sentence
-or the reason it gives; or else it is the last number in the response. The last one wins, with two exceptions, since a
+or the reason it gives; or else it is the last number in the response. Several answers that are stated together, in a
+list or in boxes with only a comma, `and` or `or` between, are one. The last one wins, with two exceptions, since a
 model without a chat template seldom knows when to stop: a box that is never closed, or holds no answer (`\boxed{}`,
 `\boxed{answer}`), does not count; nor does what the response answers after it has gone on to another question of its
 own making. Text between `<think>` and `</think>` is never searched, nor is text after a `<think>` that is not closed.
@@ -21,6 +22,12 @@ ANOTHER_QUESTION = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 HASH_ANSWER = re.compile(r"####[ \t]*([^\n]*)")
+HEADING = re.compile(
+    r"[\s*_]*(?:(?:step|part|case|phase|stage|section|method|approach|example)\s*\d+\b.*|[1-9][.)]\s+[A-Z].*"
+    r"|(?:conclusion|solution|explanation|reasoning|summary|verification|check|calculations?|analysis|steps|notes?)\W*)",
+    re.IGNORECASE,
+)
+"""What Markdown has behind `####` where it is no answer: `Step 3: add them`, `2. Add them`, `Conclusion`."""
 BRACES = re.compile(
     r"(?P<box>\\(?:boxed|fbox|framebox)\s*\{)|\\boxed[ \t]+(?P<bare>[^\s{}\\$]+)|\\[{}]|(?P<open>\{)|(?P<close>\})"
 )
@@ -29,13 +36,23 @@ NO_ANSWER = re.compile(
     r"(?:answer|result|number|value|[lc]?dots)?(?:\s*here)?\W*",
     re.IGNORECASE,
 )
+BETWEEN_BOXES = re.compile(
+    r"\}[\s$]{0,9}(?:,?\s{0,3}\b(?:and|(?P<or>or))\b|,)[\s$]{0,9}(?:[a-zA-Z]\s{0,3}=\s{0,3})?\\(?:boxed|fbox|framebox)\s{0,3}\{"
+)
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe0e\ufe0f\ufeff]")
 ANSWER_PHRASE = re.compile(
-    r"\b(?:answers?|(?:correct|right|best)\s(?:option|choice))\*{0,3}"
+    r"\b(?:answer(?P<plural>s)?|(?:correct|right|best)\s(?:option|choice))\*{0,3}"
     r"(?:\s(?:to|for)\s(?:the|this|that)\s(?:[a-z]{1,12}\s)?(?:question|problem|puzzle))?"
     r"(?:\s+(?:is|are|(?:will|would|must|should)\s+be|equals)\b|\s*=|\s*:)+(?:\*{1,3}(?=\s))?\s*",
     re.IGNORECASE,
 )
+NUMBERED = re.compile(r"(?:^|(?<=\s))\(?[0-9]{1,2}[.)][ \t]+(?=\S)")
+BULLETS = re.compile(r"([-*+\u2022])[ \t]+\S[^\n]*(?:\n\s*\1[ \t]+\S[^\n]*)+")
+LETTERS = re.compile(
+    r"\(?[aAiI][.)][ \t]+\S[^\n]*\n[ \t]*\(?(?:[bB]|ii|II)[.)][ \t]+\S[^\n]*(?:\n[ \t]*\(?[a-zA-Z]{1,4}[.)][^\n]*)*"
+)
+LIST_MARK = re.compile(r"\s*(?:[-*+\u2022]|\(?[a-zA-Z]{1,4}[.)])[ \t]+")
+"""Of an item of BULLETS or LETTERS. One letter alone is a choice, and one bullet may be a minus."""
 DISPLAYED = re.compile(r"\$\$[^$]+\$\$|\\\[.+?\\\]", re.DOTALL)
 STATEMENT_END = re.compile(
     r"\n|(?<=\?)|(?:(?<!i\.e)(?<!e\.g)\.|!(?!\s*[-=+*/^<>]))(?P<closing>[*_$\"'”’)]*)(?!(?<=^[A-J]\.)\s+[^A-Z\s])(?:\s|$)"
@@ -99,7 +116,7 @@ def extract_boxed(response: str) -> str | None:
     """Return the content of the last closed box that holds an answer, or None."""
     for piece in _split_at_questions(response):
         if boxes := _boxes(piece):
-            return _with_denial(piece, *boxes[-1])
+            return _join_boxes(piece, boxes)
     return None
 
 
@@ -115,23 +132,58 @@ def _split_at_questions(response: str) -> list[str]:
 
 
 def _marked_answer(piece: str) -> str | None:
-    hashes = [m.span(1) for m in HASH_ANSWER.finditer(piece) if not NO_ANSWER.fullmatch(m[1])]
-    marks = sorted(hashes + _boxes(piece))
-    return _with_denial(piece, *marks[-1]) if marks else None
+    found = [m for m in HASH_ANSWER.finditer(piece) if not (NO_ANSWER.fullmatch(m[1]) or HEADING.fullmatch(m[1]))]
+    hashes, boxes = [m.span(1) for m in found], _boxes(piece)
+    if boxes and boxes[-1] == max(hashes + boxes):
+        return _join_boxes(piece, boxes)
+    return _with_denial(piece, *hashes[-1]) if hashes else None
 
 
 def _stated_answer(piece: str) -> str | None:
     piece = DENIED_NUMBER.sub(" ", piece)
-    said = [m.end() for m in ANSWER_PHRASE.finditer(piece)]
+    said = [*ANSWER_PHRASE.finditer(piece)]
     if not said:
         return None
-    start = said[-1]
+    start = said[-1].end()
     window = piece[start : start + MAX_STATEMENT_CHARS]
+    if listed := _listed_answers(window, is_below="\n" in said[-1][0], are_several=said[-1]["plural"] is not None):
+        return listed
     displayed = DISPLAYED.match(window)
     found = STATEMENT_END.search(window, displayed.end() if displayed else 0)
     if found is None:
         return window if len(window) == MAX_STATEMENT_CHARS else _with_denial(piece, start, len(piece)) or None
     return _with_denial(piece, start, start + found.start(), found["closing"] or "") or None
+
+
+def _listed_answers(window: str, *, is_below: bool, are_several: bool) -> str | None:
+    """Return the answers of a list, with commas between; None if the text does not begin with one.
+
+    is_below: the text has lines of its own; are_several: it is called answers, and so may be a list within a line.
+    """
+    if is_below and (found := BULLETS.match(window) or LETTERS.match(window)):
+        items = [LIST_MARK.sub("", line, count=1) for line in found[0].splitlines()]
+    elif (is_below or are_several) and (first := NUMBERED.match(window)) and first[0].strip(" \t(.)") == "1":
+        _, *rest = NUMBERED.split(window if is_below else window.partition("\n")[0])
+        items = [item.partition("\n")[0] for item in rest] if is_below or len(rest) > 1 else []
+    elif is_below and are_several and not DISPLAYED.match(window):
+        items = re.split(r"\n\s*\n", window, maxsplit=1)[0].splitlines()
+        items = items if len(items) > 1 else []
+    else:
+        return None
+    return ", ".join(item.strip().rstrip(".,;") for item in items if item.strip()) or None
+
+
+def _join_boxes(piece: str, boxes: list[tuple[int, int]]) -> str:
+    """Return the last box's answer, and those before it that are stated with it."""
+    texts, are_alternatives = [_with_denial(piece, *boxes[-1])], False
+    for (start, end), (next_start, _) in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
+        between = BETWEEN_BOXES.fullmatch(piece, end, next_start)
+        if between is None:
+            break
+        if (text := piece[start:end].strip()) not in texts:
+            texts.insert(0, text)
+            are_alternatives = are_alternatives or between["or"] is not None
+    return (" or " if are_alternatives else ", ").join(texts)
 
 
 def _with_denial(piece: str, start: int, end: int, closing: str = "") -> str:

@@ -2,7 +2,7 @@ r"""Read the number that an answer is.
 
 It may stand beside a unit, a currency, a percent sign, a word of magnitude or the variable it is the value of: `18`,
 `18.00`, `$18`, `18%`, `x=18`, `18 dollars` and `0.018 thousand` are 18. `18 or 19`, `18x`, `half of 18`, `18 to 20` and
-digits of other scripts are no numbers. The parts of `x = 6*3 = 18` must have one value.
+digits of other scripts are no numbers. `0.\overline{3}` is 1/3. The parts of `x = 6*3 = 18` must have one value.
 """
 
 import ast
@@ -16,6 +16,10 @@ from trainer.rewards.extract import NEGATION, NUMBER
 
 TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 FRACTION = re.compile(r"\\frac\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))", re.ASCII)
+REPEATING = re.compile(
+    r"(?<![\d.,])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\s*(?:\d|\\(?:overline|bar|dot)))",
+    re.ASCII,
+)
 MIXED = re.compile(r"(?<![\d.,/])(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)(?![\d.,/])", re.ASCII)
 SCIENTIFIC = re.compile(
     r"(?<![\d.])([1-9](?:\.\d+)?)\s*(?:\\times|\\cdot|[*x])\s*10\s*(?:\^|\*\*)"
@@ -123,7 +127,8 @@ def read_number(text: str) -> Number | None:
     Also None for a division by zero and for more digits than Python converts (4300). Raises ContradictionError.
     """
     text = SPACED_THOUSANDS.sub(lambda m: m[0].replace(" ", ""), TEXT.sub(r" \1 ", text))
-    pieces = EQUALS.split(SCIENTIFIC.sub(r"\1e\2\3", THOUSANDS.sub("", text)))
+    text = REPEATING.sub(_as_fraction, THOUSANDS.sub("", text))
+    pieces = EQUALS.split(SCIENTIFIC.sub(r"\1e\2\3", text))
     parts, signs = pieces[::2], ["=", *pieces[1::2]]
     numbers = [_read_part(part) for part in parts]
     known = None
@@ -174,6 +179,13 @@ def _read_part(text: str) -> Number | None:
         PERCENT.match(after) is not None,
         UNITS.get(unit[1].lower().removesuffix("s"), "") if unit else "",
     )
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    """Return a decimal with a period as an integer or a fraction in lowest terms."""
+    before, fixed, period = repeating[1] or "0", repeating[2], repeating[3] or repeating[4]
+    above = int(before + fixed + period) - int(before + fixed)
+    return str(Fraction(above, 10 ** len(fixed) * (10 ** len(period) - 1)))
 
 
 def _without_circumstance(after: str) -> str:
