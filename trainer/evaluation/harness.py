@@ -19,6 +19,19 @@ from trainer.evaluation.statistics import Z_95, wilson_interval
 
 DEFAULT_NEW_TOKENS = 256
 """The library's default."""
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names that tasks and `gen_kwargs` have for the longest answer."""
+WITHOUT_EFFECT = {
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+}
+"""Settings of generation that the model's sampler has not, with the values that change nothing."""
+SAMPLED = ("top_p", "top_k", "min_p")
+"""Those that mean something only where an answer is drawn."""
 PLACE = "{folder}"
 """Stands for the folder of a task's YAML file, e.g. in `data_files: {folder}/questions.jsonl`."""
 
@@ -99,6 +112,19 @@ def _copy(source: epath.Path, target: Path) -> None:
             (target / file.name).write_bytes(content)
 
 
+def _longest_answer(given: dict[str, Any], *, is_drawn: bool) -> int:
+    """Return the tokens of the longest answer. Raises ValueError if settings would be left out, or contradict."""
+    lengths = {name: int(given[name]) for name in LENGTHS if given.get(name) is not None}
+    if len({*lengths.values()}) > 1:
+        raise ValueError(f"gen_kwargs: {lengths} are several lengths; set max_gen_toks, as the task does")
+    for name, value in given.items():
+        is_other_length = name.startswith(("max_", "min_")) and name not in (*LENGTHS, "min_p")
+        plain = WITHOUT_EFFECT.get(name, value) if is_drawn or name not in SAMPLED else value
+        if value is not None and (is_other_length or value != plain):
+            raise ValueError(f"gen_kwargs: {name}={value} has no effect here; a task sets it, or gen_kwargs does")
+    return next(iter(lengths.values()), DEFAULT_NEW_TOKENS)
+
+
 def _language_model(model: EvaluatedModel) -> Any:
     """Return the model as the library's LM. The class is made here because its base is in the library."""
     base: Any = import_module("lm_eval.api.model").TemplateLM
@@ -143,11 +169,12 @@ def _language_model(model: EvaluatedModel) -> Any:
             for numbers in alike.values():
                 given = requests[numbers[0]].args[1]
                 until = given.get("until") or []
+                temperature = float(given.get("temperature", 0.0)) if given.get("do_sample") else 0.0
                 made = model.generate(
                     [self.tok_encode(requests[i].args[0]) for i in numbers],
-                    int(given.get("max_gen_toks", DEFAULT_NEW_TOKENS)),
+                    _longest_answer(given, is_drawn=temperature > 0),
                     [until] if isinstance(until, str) else until,
-                    float(given.get("temperature", 0.0)) if given.get("do_sample") else 0.0,
+                    temperature,
                 )
                 for i, text in zip(numbers, made, strict=True):
                     texts[i] = text

@@ -6,6 +6,7 @@ where the kernel lets ordinary users have namespaces, without network and withou
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ LIMITED = ("sh", "-c", 'ulimit -t "$1"; ulimit -f "$2"; shift 2; exec "$@"', "sh
 MAX_FILE_BLOCKS = (64 << 20) // 512
 PYTHON = "python"
 """In a command: this interpreter."""
+CHECK, CALL = re.compile(r"^def check\(", re.MULTILINE), re.compile(r"\bcheck\(")
 COMPILED, PASSED = 0.5, 1.0
 """Scores of a program; 0 is one that does not compile."""
 
@@ -81,6 +83,11 @@ def _problem(row: Row) -> dict[str, Any]:
     missing = [name for name in ("prompt", "test") if not row.problem and not isinstance(row.value.get(name), str)]
     if row.problem or missing:
         raise RunFileError(f"path: {row.location} {row.problem or f'has no text under {missing[0]!r}'}")
+    entry_point = row.value.get("entry_point")
+    if entry_point is not None and not isinstance(entry_point, str):
+        raise RunFileError(f"path: {row.location} has no text under 'entry_point', but {entry_point!r:.80}")
+    if entry_point is None and CHECK.search(row.value["test"]) and len(CALL.findall(row.value["test"])) == 1:
+        raise RunFileError(f"path: {row.location} defines check, which nothing calls: it has no 'entry_point'")
     return row.value
 
 
@@ -99,7 +106,7 @@ REWARD = f"{__name__}:{compile_and_pass.__name__}"
 
 
 def _program(problem: dict[str, Any], answer: str) -> str:
-    call = f"\ncheck({problem['entry_point']})" if "entry_point" in problem else ""
+    call = "" if problem.get("entry_point") is None else f"\ncheck({problem['entry_point']})"
     return f"{problem['prompt']}{answer}\n{problem['test']}{call}\n"
 
 

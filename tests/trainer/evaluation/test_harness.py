@@ -167,3 +167,30 @@ def test_an_answer_that_the_model_cannot_read_is_refused() -> None:
     assert lm._loglikelihood_tokens([(None, [97] * 600, [114] * 511)]) == [(-511.0, True)]
     with pytest.raises(ValueError, match=r"model\.max_seq_len: 512 has no room for an answer of 512 tokens"):
         lm._loglikelihood_tokens([(None, [97], [114] * 512)])
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"max_new_tokens": 7}, 7),
+        ({"max_tokens": 7, "temperature": 0}, 7),
+        ({"max_gen_toks": 7, "max_new_tokens": 7}, 7),
+        ({"max_gen_toks": 7, "max_new_tokens": 9}, "several lengths"),
+        ({"max_length": 7}, "max_length=7"),
+        ({"min_new_tokens": 7}, "min_new_tokens=7"),
+        ({"num_beams": 4}, "num_beams=4"),
+        ({"do_sample": False, "top_p": 0.95}, 256),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.95}, "top_p=0.95"),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 1, "top_k": None}, 256),
+    ],
+)
+def test_a_setting_of_generation_is_kept_or_refused(given: dict[str, Any], asked: int | str) -> None:
+    model = ByteModel()
+    lm, wanted = harness._language_model(model), [SimpleNamespace(args=("a b", {"until": ["."]} | given))]
+    if isinstance(asked, str):
+        with pytest.raises(ValueError, match=f"^gen_kwargs: .*{asked}"):
+            lm.generate_until(wanted)
+    else:
+        lm.generate_until(wanted)
+        assert model.asked[1] == asked

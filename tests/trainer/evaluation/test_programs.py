@@ -59,6 +59,9 @@ def test_programs_compile_and_pass_as_they_should_if_their_compiler_is_there(tmp
         ("[1]", "is not an object"),
         ('{"prompt": "x"}', "has no text under 'test'"),
         ('{"prompt": null, "test": "x"}', "has no text under 'prompt'"),
+        ('{"prompt": "x", "test": "y", "entry_point": 1}', "has no text under 'entry_point', but 1"),
+        (json.dumps({"prompt": "x", "test": TEST}), "defines check, which nothing calls"),
+        (json.dumps({"prompt": "x", "test": TEST, "entry_point": None}), "defines check, which nothing calls"),
     ],
 )
 def test_a_line_that_is_no_problem_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -66,6 +69,12 @@ def test_a_line_that_is_no_problem_is_named(tmp_path: Path, line: str, message: 
     file.write_text(f'{{"prompt": "x", "test": "y"}}\n\n{line}\n')
     with pytest.raises(RunFileError, match=rf"^path: {file}, line 3 {message}"):
         programs.code(Author([]), path=str(file))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("entry_point", [{}, {"entry_point": None}])
+def test_a_test_without_entry_point_runs_as_it_is(entry_point: dict[str, None]) -> None:
+    problem = {"prompt": "p\n", "test": "assert f(2) == 4", **entry_point}
+    assert programs._program(problem, "a") == "p\na\nassert f(2) == 4\n"
 
 
 def run(text: str, seconds: float = 60.0) -> float:
