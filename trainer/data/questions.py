@@ -37,7 +37,10 @@ class ArithmeticProblems:
         self.asked: dict[str, list[tuple[str, int, int]]] = dict.fromkeys(PHASES, self._train_problems)
 
     def train(self, draw: Draw, count: int) -> list[Problem]:
-        step = draw.number if draw.phase == "warm_start" else (draw.attempt + 1) * ROLLOUTS_FROM + draw.number
+        if draw.phase == "warm_start":
+            step = -draw.attempt * ROLLOUTS_FROM - draw.number if draw.attempt else draw.number
+        else:
+            step = (draw.attempt + 1) * ROLLOUTS_FROM + draw.number
         chance = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
         return [
             _problem(*chance.choice(self.asked[draw.phase]), chance.choice(NAMES), chance.choice(OBJECTS))

@@ -23,6 +23,10 @@ from trainer.models.weights import Params
 from trainer.sampler import Completion, Sampler
 
 
+class NothingFitsError(RunFileError):
+    """None of a draw's worked responses may be trained on; those of another draw may."""
+
+
 @dataclass
 class Episode:
     """One episode.
@@ -114,8 +118,8 @@ class Episodes:
     def worked(self, questions: Sequence[Question]) -> list[Episode]:
         """Return episodes with the worked responses, whose turns end at the texts of `loop.sampler.stop`.
 
-        One that the limits of turns and tokens would cut is empty. Raises RunFileError if it may not be left out, or if
-        all are.
+        One that the limits of turns and tokens would cut is empty. Raises RunFileError if it may not be left out, and
+        NothingFitsError if it may, and all are.
         """
         episodes, draw = [Episode(question) for question in questions], self._pool.new_draw()
         end = self._encoder.stop_tokens[0]
@@ -140,7 +144,7 @@ class Episodes:
             told = f"{len(cut)} of {len(episodes)} worked responses, with what the environment says, take more than "
             told += f"{self._max_tokens} tokens or {self._max_turns} turns, as does {questions[cut[0]].prompt!r:.80}"
             cure = "raise it or loop.environment.max_turns, or set loop.filter_overlong_solutions=true"
-            raise RunFileError(f"loop.max_new_tokens: {told}; {cure}")
+            raise (NothingFitsError if self._leaves_out else RunFileError)(f"loop.max_new_tokens: {told}; {cure}")
         for number in cut:
             episodes[number] = Episode(questions[number])
         return episodes

@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 
 from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
-from trainer.data.prompting import Draw
+from trainer.data.prompting import Draw, Question
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.distributed.runtime import shard_batch
+from trainer.environments.episodes import Episode, NothingFitsError
 from trainer.environments.pool import EnvironmentPool
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool
@@ -29,6 +30,8 @@ from trainer.telemetry.startup_report import format_transcripts, log_on_main
 
 __all__ = ["programs", "run"]
 
+MAX_REDRAWS = 8
+"""Of the questions of one update of the warm start, where no worked episode fits."""
 LEFT_OUT = {
     "questions_left_out": "questions are skipped: longer than loop.max_prompt_length",
     "solutions_left_out": "worked responses are not trained on: longer than loop.max_new_tokens",
@@ -102,9 +105,7 @@ def _warm_start(parts: GrpoParts) -> None:
         saver.save_if_preempted(train_state)
         saver.compare_if_due(train_state)
         with telemetry.stopwatch.measure("update_time"):
-            questions = parts.questions.train(Draw("warm_start", progress.warm_steps), loop.rows)
-            worked = parts.episodes.worked(questions) if parts.episodes else None
-            progress.solutions_left_out += sum(not episode.tokens for episode in worked or ())
+            questions, worked = _worked_questions(parts)
             batch = supervised_batch(questions, loop, worked)
             placed = shard_batch(batch, parts.mesh)
             train_state.state, metrics = parts.programs.warm_start(train_state.state, placed)
@@ -118,6 +119,28 @@ def _warm_start(parts: GrpoParts) -> None:
             saver.save(train_state)
     progress.phase = "grpo"
     log_on_main(f"accuracy before GRPO: {progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts")
+
+
+def _worked_questions(parts: GrpoParts) -> tuple[list[Question], list[Episode] | None]:
+    """Return the questions of the next update of the warm start, with their worked episodes in an environment.
+
+    Others replace them if none of these episodes may be trained on. Raises NothingFitsError if that goes on.
+    """
+    progress, attempt = parts.train_state.progress, 0
+    while True:
+        questions = parts.questions.train(Draw("warm_start", progress.warm_steps, attempt), parts.loop.rows)
+        if not parts.episodes:
+            return questions, None
+        try:
+            worked = parts.episodes.worked(questions)
+        except NothingFitsError:
+            attempt += 1
+            if attempt > MAX_REDRAWS:
+                raise
+            progress.solutions_left_out += len(questions)
+        else:
+            progress.solutions_left_out += sum(not episode.tokens for episode in worked)
+            return questions, worked
 
 
 def _policy_updates(parts: GrpoParts, reference: Params) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +386,12 @@ def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
     assert not trained & asked
     assert asked <= problems.held_out_pairs
     assert len(trained | problems.held_out_pairs) == 35
+
+
+def test_a_draw_that_replaces_another_has_problems_of_its_own() -> None:
+    problems, draws = problems_of(0), [Draw(*d) for d in product(("warm_start", "rollout"), (0, 1), (0, 1, 2))]
+    drawn = [tuple(problems.train(draw, 30)) for draw in draws]
+    assert len({*drawn}) == len(draws)
 
 
 def test_operands_go_as_far_as_asked() -> None:

@@ -13,7 +13,7 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.data.prompting import Problem, PromptEncoder, Question
-from trainer.environments.episodes import Episodes, episode_metrics
+from trainer.environments.episodes import Episodes, NothingFitsError, episode_metrics
 from trainer.environments.pool import EnvironmentPool
 from trainer.rl.programs import sampler_settings, supervised_batch
 from trainer.rl.rollouts import Sample, build_batch
@@ -224,7 +224,7 @@ def test_a_worked_episode_that_does_not_fit_is_refused_or_counts_for_nothing(
             RunFileError, match=r"^loop\.max_new_tokens: 1 of 2 worked responses, .*, as does '.*p'; raise"
         ):
             Episodes(own, pool, PROMPTING).worked(asked)
-        with pytest.raises(RunFileError, match="2 of 2 worked responses"):
+        with pytest.raises(NothingFitsError, match="2 of 2 worked responses"):
             Episodes(own.model_copy(update={"filter_overlong_solutions": True}), pool, PROMPTING).worked(asked[:1] * 2)
     own = own.model_copy(update={"filter_overlong_solutions": True})
     worked = Episodes(own, pool, PROMPTING).worked(asked)

@@ -20,9 +20,11 @@ from tests.groups import load_group
 from tests.trainer.conftest import make_grpo_run, make_mesh
 from tests.trainer.lives import SharedPrograms, changed, lines_of, run_until, saved, train
 from tests.trainer.processes import results, start_trainer, wait_processes
+from trainer.data.prompting import Draw
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.distributed.runtime import shard_batch
+from trainer.environments.episodes import NothingFitsError
 from trainer.loops import grpo
 from trainer.losses.grpo import ROW_FIELDS, TOKEN_FIELDS
 from trainer.losses.grpo import loss as policy_loss
@@ -370,3 +372,30 @@ def test_a_sampler_without_logits_ends_the_run_by_the_update_before(monkeypatch)
     monkeypatch.setattr(grpo, "_train", MagicMock(side_effect=LogitsError("the model's logits are not finite")))
     with pytest.raises(DivergedError, match=r"^after update 7: the model's logits are not finite$"):
         grpo.run(MagicMock(), MagicMock(), MagicMock())
+
+
+@pytest.mark.parametrize("fitting_attempt", [0, 3, grpo.MAX_REDRAWS, None])
+def test_questions_of_which_no_worked_episode_fits_are_drawn_again(fitting_attempt: int | None) -> None:
+    """Each draw has two questions; of the one that fits, one is left out."""
+    fits, cut = SimpleNamespace(tokens=[1]), SimpleNamespace(tokens=[])
+
+    def worked(questions: list[Draw]) -> list[Any]:
+        if questions[0].attempt != fitting_attempt:
+            raise NothingFitsError("loop.max_new_tokens: 2 of 2")
+        return [fits, cut]
+
+    progress = telemetry.Progress(warm_steps=7)
+    parts: Any = SimpleNamespace(
+        train_state=SimpleNamespace(progress=progress),
+        loop=SimpleNamespace(rows=2),
+        questions=SimpleNamespace(train=lambda draw, count: [draw] * count),
+        episodes=SimpleNamespace(worked=worked),
+    )
+    if fitting_attempt is None:
+        with pytest.raises(RunFileError, match="2 of 2"):
+            grpo._worked_questions(parts)
+        return
+    assert grpo._worked_questions(parts) == ([Draw("warm_start", 7, fitting_attempt)] * 2, [fits, cut])
+    assert progress.solutions_left_out == 2 * fitting_attempt + 1
+    parts.episodes = None
+    assert grpo._worked_questions(parts) == ([Draw("warm_start", 7)] * 2, None)
