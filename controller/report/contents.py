@@ -292,6 +292,11 @@ class ReportModel:
         values = [final_values_by_seed(setting, metric) for setting in self.settings]
         return [summarize(values[0]), *(compare(one, values[0]) for one in values[1:])]
 
+    def runs_without_end(self, metric: Metric) -> list[RecordedRun]:
+        """Return the runs that no mean has, since their last value is not finite."""
+        runs = [run for setting in self.settings for run in setting.counted_runs if run.curves.get(metric)]
+        return [run for run in runs if run.last_value(metric) is None]
+
     def curves(self, metric: Metric) -> dict[int, tuple[str, Curve]]:
         """Return the label and the curve of each setting that has one, by its place among the settings."""
         points = points_per_curve(self.metrics, self.settings)
@@ -313,10 +318,15 @@ class ReportModel:
             "name": self.name,
             "baseline": self.settings[0].label,
             "hypothesis": self.asked and {**self.asked.hypothesis.model_dump(), "misfits": [*self.asked.misfits]},
-            "metrics": [{"phase": m[0], "name": m[1], "settings": self._settings_json(m)} for m in self.metrics],
+            "metrics": [self._metric_json(metric) for metric in self.metrics],
             "runs": [self._run_json(run) for run in self.runs],
             "left_out": [run.id for run in self.superseded_runs],
         }
+
+    def _metric_json(self, metric: Metric) -> dict[str, Any]:
+        not_finite = [run.id for run in self.runs_without_end(metric)]
+        found = {"phase": metric[0], "name": metric[1], "settings": self._settings_json(metric)}
+        return found | ({"last_value_not_finite": not_finite} if not_finite else {})
 
     def _settings_json(self, metric: Metric) -> list[dict[str, Any]]:
         rows = zip(self.settings, self.comparisons(metric), strict=True)

@@ -120,6 +120,9 @@ def metrics_section(section: Element, report: ReportModel) -> None:
         # On a phone only the first columns are visible without scrolling.
         head = ["setting", "#mean", *(() if alone else COMPARISON_COLUMNS), "#± std", "#seeds"]
         add_table(fold, f"{name}, {caption}", head, _comparison_rows(report, metric, alone=alone))
+        if missing := report.runs_without_end(metric):
+            named = "; ".join(map(report.run_label, missing))
+            add_text(fold, f"In no mean, since their last value is not finite: {named}.", class_="soft")
     if report.omitted_metrics:
         add_text(section, f"{plural(report.omitted_metrics, 'further metric')} left out.", class_="soft")
 

@@ -154,6 +154,11 @@ def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(home:
     found = report_of(home)
     [row] = found.comparisons(("x", "a"))
     assert (row.n, row.mean) == (2, 0.6)
+    [missing] = found.runs_without_end(("x", "a"))
+    assert f"In no mean, since their last value is not finite: {found.run_label(missing)}." in render(found, 0.0)
+    told = {metric["name"]: metric.get("last_value_not_finite") for metric in found.to_json()["metrics"]}
+    assert (missing.seed, told["a"]) == (1, [missing.id])
+    assert [name for name, runs in told.items() if runs] == ["a"]
     line = curve_of(found.settings[0])
     assert (line.steps, line.low, line.high) == ((1.0, 2.0), (0.1, 0.5), (0.1, 0.7))
     assert line.mean == pytest.approx((0.1, 0.6))
