@@ -4,7 +4,7 @@ Row groups of Parquet are in `parquet.py`. A document is a row of named columns;
 """
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -273,7 +273,9 @@ def is_half_surrogate(text: str) -> bool:
 def parse_json(raw: bytes) -> Any:
     """Return the value of a line of JSON. Raises LineError; other bytes than UTF-8 raise UnicodeDecodeError."""
     try:
-        return json.loads(raw.decode("utf-8-sig"))
+        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_object)
+    except LineError:
+        raise
     except json.JSONDecodeError as error:
         raise LineError(f"is not JSON: {error.msg}, at character {error.pos} of the line") from None
     except RecursionError:
@@ -282,6 +284,15 @@ def parse_json(raw: bytes) -> Any:
         raise
     except ValueError:  # Python converts no more than 4300 digits
         raise LineError("has a number with too many digits") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises LineError if it has a name twice, of which the reader would have to choose a value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise LineError(f"has {twice!r:.80} more than once in an object")
+    return found
 
 
 def abbreviate(value: object) -> str:

@@ -143,6 +143,11 @@ def test_a_corrupt_row_group_bytes_that_are_no_text_and_missing_texts_are_named_
         (b'{"text": "\xff"}\n', r"data\.path: .*a\.jsonl:1 is not UTF-8 \(invalid start byte at byte 10 of the file\)"),
         (b'{"text": "a \\ud83d"}\n', r"data\.path: .*a\.jsonl:1 has half of a surrogate pair, .*, in column 'text'"),
         (b'{"text": ' + b"9" * 5000 + b"}\n", r"data\.path: .*a\.jsonl:1 has a number with too many digits"),
+        (b'{"text": "a", "text": "b"}\n', r"data\.path: .*a\.jsonl:1 has 'text' more than once in an object"),
+        (
+            b'{"text": "a", "more": [{"n": 1, "n": 1}]}\n',
+            r"data\.path: .*a\.jsonl:1 has 'n' more than once in an object",
+        ),
     ],
 )
 def test_bad_lines(tmp_path, lines, words):
