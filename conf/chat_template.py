@@ -7,6 +7,7 @@ it from files and from the attributes of Python's objects. Models without a temp
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ CLOCK = "strftime_now"
 """The function by which a template asks transformers for today's date."""
 NO_CLOCK = "{% set strftime_now = no_clock %}\n"
 """Written before a template, it hides the function from it there too: `no_clock` is undefined."""
+TUNED = re.compile(r"(?:^|[-_.])(?:it|instruct|chat)(?:[-_.]|$)", re.IGNORECASE)
+"""In the name of a model, its maker's word that it was tuned on a chat."""
 MODELS_TURN = "\N{LEFT WHITE SQUARE BRACKET}turn\N{RIGHT WHITE SQUARE BRACKET}"
 """A text of the model's turn that is found again in the rendering."""
 
@@ -148,10 +151,11 @@ class TokenizerFiles:
 
     Args:
         read: returns a file beside tokenizer.json, None if there is none.
+        name: of the model, or of its folder, if it has one.
     """
 
-    def __init__(self, read: Callable[[str], bytes | None]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[str], bytes | None], name: str = "") -> None:
+        self._read, self._name = read, name
 
     @cached_property
     def tokens(self) -> dict[str, str]:
@@ -196,11 +200,14 @@ class TokenizerFiles:
     def is_tuned(self) -> bool:
         """Whether the model was tuned on the template: it does not say that it stops elsewhere than its turns end.
 
-        Base models are published with the template of the tuned ones, and stop at the end of a text.
+        Base models are published with the template of the tuned ones, and stop at the end of a text. So do the files of
+        some tuned models, such as gemma-2-9b-it, by mistake; only their names tell the two apart.
         """
         if self.template is None:
             return False
-        return not self.stop_ids or self.template.end_of_turn(self.stop_names) is not None
+        if not self.stop_ids or TUNED.search(self._name):
+            return True
+        return self.template.end_of_turn(self.stop_names) is not None
 
     def _stop_ids(self, name: str) -> Iterator[int]:
         described = self._json(name)

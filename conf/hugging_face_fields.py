@@ -163,6 +163,7 @@ GEMMA2 = ROTARY | {
     "use_bidirectional_attention": _fixed(None, "the decoder is causal", False),
     **_ignored("the tokenizer's", pad_token_id=0, eos_token_id=1, bos_token_id=2),
     **_ignored("layer_types says it, and the model does not read it", _sliding_window_pattern=6),
+    **_ignored("sliding_window says it, and the model does not read it", sliding_window_size=4096),  # of gemma-2-9b-it
 }
 
 GEMMA3 = GEMMA2 | {

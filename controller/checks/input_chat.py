@@ -110,13 +110,13 @@ def _files(config: Config, data: QuestionData) -> "TokenizerFiles | None":
     from conf.chat_template import TokenizerFiles
 
     folder, _, _ = data.tokenizer.rpartition("/")
-    if paths_here(config, data.tokenizer):
+    if here := paths_here(config, data.tokenizer):
 
         def read(name: str) -> bytes | None:
             found = paths_here(config, f"{folder}/{name}")
             return found[0].read_bytes() if found else None
 
-        return TokenizerFiles(read)
+        return TokenizerFiles(read, here[0].parent.name)
     asset = config.assets.models.get(folder.removeprefix(ASSET)) if folder.startswith(ASSET) else None
     if asset is None or not str(asset.source).startswith(HUB):
         return None

@@ -89,7 +89,7 @@ def hub_tokenizer(address: SourceAddress) -> "TokenizerFiles":
         except HubFileAbsentError:
             return None
 
-    return TokenizerFiles(read)
+    return TokenizerFiles(read, address.repository.rpartition("/")[2])
 
 
 def _is_of_another(tokenizer: Any, others: Set[str]) -> bool:

@@ -164,6 +164,24 @@ NAMES = {"added_tokens_decoder": DECODER, "chat_template": TURNS}
 
 
 @pytest.mark.parametrize(
+    ("name", "is_tuned"),
+    [
+        *(("gemma-2-9b-it", True), ("gemma-2-9b-it-bnb-4bit", True), ("Llama-2-7b-chat-hf", True)),
+        *(("Qwen2.5-0.5B-Instruct", True), ("it", True), ("my_CHAT.v2", True)),
+        *(("", False), ("gemma-2-9b", False), ("Qwen3-0.6B-Base", False), ("unit-kit", False), ("Chatty-1B", False)),
+    ],
+)
+def test_files_that_forget_the_end_of_turn_are_a_tuned_models_by_its_name(name: str, is_tuned: bool) -> None:
+    """Those of google/gemma-2-9b-it stop at <eos> only; with no template, a name changes nothing."""
+    described = {"chat_template": BUILT_IN["gemma"].body, "eos_token": "<eos>", "bos_token": "<bos>"}
+    files = {"tokenizer_config.json": described, "config.json": {"eos_token_id": 1}}
+    files["generation_config.json"] = {"eos_token_id": 1}
+    read = {file: json.dumps(content).encode() for file, content in files.items()}
+    assert TokenizerFiles(read.get, name).is_tuned is is_tuned
+    assert not TokenizerFiles({**read, "tokenizer_config.json": b"{}"}.get, name).is_tuned
+
+
+@pytest.mark.parametrize(
     ("files", "is_tuned"),
     [
         ({"tokenizer_config__json": NAMES | {"eos_token": "<|end|>"}}, True),

@@ -223,6 +223,7 @@ def test_what_other_programs_write_does_not_refuse_a_model():
     for kind in ("llama", "qwen2", "gpt2"):
         others = {"unsloth_version": "2026.4.2", "xla_device": None, "_from_model_config": True, "_num_labels": 2}
         assert read(kind, **others) == read(kind)
+    assert read("gemma2", sliding_window_size=4096) == read("gemma2")  # google/gemma-2-9b-it
     text = {"hidden_size": 64, "neftune_noise_alpha": 5.0, "temperature": 0.7, "max_length": 20}
     assert read("gemma3", text_config=text) == read("gemma3_text", hidden_size=64)
 

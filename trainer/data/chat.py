@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from etils import epath
+
 from conf.chat_template import BUILT_IN, ChatMessage, ChatTemplate, ChatTemplateError, TokenizerFiles
 from conf.environment import TOOLS
 from conf.schema.training.data import QuestionData
@@ -73,9 +75,9 @@ def load_chat(data: QuestionData, tokenizer: Tokenizer) -> "Chat | None":
 def own_chat(tokenizer_file: str, tokenizer: LibraryTokenizer, *, only_tuned: bool = False) -> "Chat | None":
     """Return the turns of the template beside a tokenizer, None if there is none. Raises RunFileError.
 
-    only_tuned: neither that of a base model, which does not stop at the end of its turns.
+    only_tuned: neither that of a base model, which does not stop at the end of its turns; the folder's name may tell.
     """
-    files = TokenizerFiles(loading.read_beside(tokenizer_file))
+    files = TokenizerFiles(loading.read_beside(tokenizer_file), epath.Path(tokenizer_file).parent.name)
     with template_errors():
         if files.template is None or (only_tuned and not files.is_tuned):
             return None

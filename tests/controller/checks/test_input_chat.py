@@ -135,6 +135,15 @@ def test_what_cannot_be_used_or_is_not_used_is_said(files: Any, words: Any, said
     assert len(finding.splitlines()) == 1
 
 
+def test_the_name_of_a_folder_says_that_its_model_was_tuned(tmp_path: Path) -> None:
+    files = own(OWN["gemma2"], {"bos_token": "<bos>", "eos_token": "<eos>"}) | {"config.json": {"eos_token_id": 1}}
+    for name, said in (("gemma-2-9b-it", "the model was tuned on a chat"), ("gemma-2-9b", "the model stops at <eos>")):
+        (tmp_path / name).mkdir()
+        [finding] = found(tmp_path / name, files)
+        assert finding.startswith("note data.chat_template: ")
+        assert said in finding
+
+
 def test_files_that_are_not_here_are_left_to_the_run(tmp_path: Path) -> None:
     words = ("data.tokenizer=gs://bucket/tokenizer.json", "data.chat_template=qwen")
     assert found(tmp_path, own(OWN["llama3"]), *words) == []

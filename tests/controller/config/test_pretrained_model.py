@@ -146,10 +146,12 @@ def tuned(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hu
     return hub
 
 
-def describe_on_hub(hub: HubServer, tokenizer: dict[str, Any], config: str | None = None, **more: str) -> None:
+def describe_on_hub(
+    hub: HubServer, tokenizer: dict[str, Any], config: str | None = None, name: str = "Tuned-2.5B", **more: str
+) -> None:
     files = {"config.json": config or GEMMA_JSON.read_text(), "tokenizer_config.json": json.dumps(tokenizer)}
-    files |= {name.replace("__", "."): text for name, text in more.items()}
-    write(hub.state.folder / "models/acme/Tuned-2.5B", {name: text.encode() for name, text in files.items()})
+    files |= {file.replace("__", "."): text for file, text in more.items()}
+    write(hub.state.folder / "models/acme" / name, {file: text.encode() for file, text in files.items()})
 
 
 HF = ("model=hf", f"model.weights={WEIGHTS}", "~model.vocab_size")  # the size is the experiment's
@@ -194,6 +196,16 @@ def test_a_model_has_its_own_chat_if_it_stops_at_the_end_of_its_turns(
     assert data.chat_template == chat
     if chat == "none":
         assert data.eos == tokenizer["eos_token"]
+
+
+@pytest.mark.parametrize(("name", "chat"), [("small-it", "own"), ("small", "none")])
+def test_a_models_name_says_that_it_was_tuned_where_its_files_forget_the_end_of_turn(
+    name: str, chat: str, tuned: HubServer
+) -> None:
+    stops = {"generation_config__json": '{"eos_token_id": 1}'}
+    describe_on_hub(tuned, CHAT | {"eos_token": "<eos>"}, name=name, **stops)
+    data: Any = config_of(*ON_HF, f"model.weights=hf://acme/{name}").data
+    assert (data.chat_template, data.eos) == (chat, None if chat == "own" else "<eos>")
 
 
 @pytest.mark.parametrize("chat", ["own", "gemma", "qwen"])

@@ -175,6 +175,19 @@ def test_a_base_model_from_elsewhere_has_no_chat(folder: Path) -> None:
     assert PolicyPrompts(None, file).chat is None, "the names of special tokens are no template"
 
 
+def test_the_folders_name_says_that_a_model_from_elsewhere_was_tuned(folder: Path) -> None:
+    """Files of google/gemma-2-9b-it, which name <eos> alone."""
+    ends = [ids(folder, name)[0] for name in ("<end_of_turn>", "<eos>")]
+    describe(folder, OWN["gemma2"], TOKENS["gemma2"], generation_config=ends[1], config=ends[1])
+    assert PolicyPrompts(None, str(folder / "tokenizer.json")).chat is None
+    renamed = folder.rename(folder.parent / "gemma-2-9b-it")
+    prompts = PolicyPrompts(None, str(renamed / "tokenizer.json"))
+    assert list(prompts.stop_tokens) == ends
+    assert prompts.encode_question("1?") == ids(
+        renamed, "<bos><start_of_turn>user\n1?<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("template", "values", "words"),
     [
