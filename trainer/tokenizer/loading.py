@@ -1,7 +1,7 @@
 """The tokenizer that `data.tokenizer` names: bytes, characters, or a tokenizer.json of Hugging Face's library."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 from tokenizers import Tokenizer as Library
 
+from conf.chat_template import ChatTemplateError, TokenizerFiles
 from conf.schema.training.run_yaml import RunFileError
 
 BYTES = "bytes"
@@ -17,6 +18,8 @@ PAD, BOS_ID, EOS_ID = 256, 257, 258
 """What the byte-level tokenizer has after the bytes of UTF-8."""
 VOCAB_SIZE = 259
 """Vocabulary size that a model of bytes needs."""
+IMAGE = "image"
+"""In the names of special tokens that stand for images."""
 
 
 class Tokenizer(Protocol):
@@ -49,7 +52,17 @@ def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
         raise RunFileError(
             f"{key}: {name} does not exist; set `bytes`, `characters` (for a text), or the path of a tokenizer.json"
         )
-    return parse_tokenizer(path.read_bytes(), f"{key}: {name}")
+    return parse_tokenizer(path.read_bytes(), f"{key}: {name}", _ends(name))
+
+
+def _ends(name: str) -> set[str]:
+    """Return the names by which the files beside a tokenizer end a text and the model's turn."""
+    files = TokenizerFiles(read_beside(name))
+    try:
+        turn = files.template.end_of_turn(files.stop_names) if files.template is not None else None
+        return {end for end in (turn, files.tokens.get("eos_token")) if end is not None}
+    except ChatTemplateError:
+        return set()  # who uses these files reports it
 
 
 def read_beside(name: str) -> Callable[[str], bytes | None]:
@@ -60,10 +73,13 @@ def read_beside(name: str) -> Callable[[str], bytes | None]:
     return lambda file: (folder / file).read_bytes() if (folder / file).exists() else None
 
 
-def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
-    """Parse the content of a tokenizer.json. Raises RunFileError with a message that begins with `whence`."""
+def parse_tokenizer(raw: bytes, whence: str, ends: Collection[str] = ()) -> Tokenizer:
+    """Parse the content of a tokenizer.json. Raises RunFileError with a message that begins with `whence`.
+
+    ends: tokens that are special, even if it says that they are not.
+    """
     try:
-        return LibraryTokenizer(Library.from_str(raw.decode()))
+        return LibraryTokenizer(Library.from_str(raw.decode()), ends)
     except Exception as error:  # the library raises plain Exception
         raise RunFileError(f"{whence} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
 
@@ -136,15 +152,23 @@ class CharacterTokenizer:
 
 
 class LibraryTokenizer:
-    def __init__(self, library: Library) -> None:
+    """A tokenizer.json. ends: added tokens that are special, even if it says that they are not."""
+
+    def __init__(self, library: Library, ends: Collection[str] = ()) -> None:
         library.no_padding()
         library.no_truncation()
         library.encode_special_tokens = True  # a document that holds `<|bos|>` must not begin a document
+        plain = [token for token in library.get_added_tokens_decoder().values() if token.content in ends]
+        for token in plain:
+            token.special = True
+        library.add_special_tokens(plain)
         added = library.get_added_tokens_decoder()
         self._library = library
         self._added = {token.content for token in added.values()}
         self.special_tokens = {token.content: i for i, token in added.items() if token.special}
-        self.vocab_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        known = library.get_vocab(with_added_tokens=True).items()
+        # no text becomes the token of an image, for which models of text such as gemma-3-1b have no row
+        self.vocab_size = 1 + max((i for name, i in known if not self._is_image(name)), default=-1)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         found = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -153,6 +177,9 @@ class LibraryTokenizer:
     def encode_special(self, texts: Sequence[str]) -> list[list[int]]:
         """As `encode`, but the names of special tokens in a text are these tokens."""
         return [found.ids for found in self._with_special.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def _is_image(self, name: str) -> bool:
+        return IMAGE in name and name in self.special_tokens
 
     @cached_property
     def _with_special(self) -> Library:

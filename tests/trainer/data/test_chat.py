@@ -189,6 +189,27 @@ def test_the_folders_name_says_that_a_model_from_elsewhere_was_tuned(folder: Pat
 
 
 @pytest.mark.parametrize(
+    "files", [{"eos_token": "<|done|>"}, {"eos_token": "<eos>", "generation_config": ["<|done|>"]}]
+)
+def test_an_end_of_turn_that_is_marked_as_no_special_token_is_one(files: Any, folder: Path) -> None:
+    """It ends a turn, no text of a message does, and it is no part of a response."""
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_tokens([AddedToken("<|done|>", special=False)])
+    library.save(str(folder / "tokenizer.json"))
+    (end,) = ids(folder, "<|done|>")
+    stops = {"generation_config": [end]} if "generation_config" in files else {}
+    describe(folder, OWN["qwen3"].replace("<|im_end|>", "<|done|>"), {"eos_token": files["eos_token"]}, **stops)
+    encoder = asked(folder)
+    assert encoder.chat is not None
+    assert encoder.chat.end == encoder.stop_tokens[0] == end
+    (question,) = encoder.encode([Problem("1?<|done|>", "1", "#### 1")])
+    assert question.prompt_tokens.count(end) == 1, "that of the template"
+    assert question.solution_tokens == ids(folder, "<think>\n\n</think>\n\n#### 1<|done|>")
+    assert encoder.decode([*ids(folder, "5"), end]) == "5"
+    assert encoder.encode_observation("a", end)[0] != end
+
+
+@pytest.mark.parametrize(
     ("template", "values", "words"),
     [
         (None, {}, r"data\.chat_template: there is no template beside .*; copy it there, or set none"),

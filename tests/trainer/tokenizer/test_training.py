@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from conf.schema.training.data import JsonlData, TextData
 from conf.schema.training.run_yaml import RunFileError
@@ -92,6 +92,13 @@ def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_
         RunFileError, match=r"^model\.vocab_size: 319 is too small for data\.tokenizer=\S+ .* least 320"
     ):
         batches.Dataset(data).check_vocab_size(319)
+    library = Tokenizer.from_file(path)
+    library.add_special_tokens(["<image_soft_token>"])  # id 320, as 262144 beside gemma-3-1b
+    library.save(path := str(tmp_path / "tokenizer.json"))
+    images = data.model_copy(update={"tokenizer": path})
+    batches.Dataset(images).check_vocab_size(320)
+    assert batches.Dataset(images).text_bytes.shape[1] == 320
+    assert max(loading.load_tokenizer(path).encode(["<image_soft_token>"])[0]) < 320
     wrong = data.model_copy(update={"bos": "<bos>"})
     with pytest.raises(RunFileError, match=r"^data\.bos: the tokenizer has no special token <bos>; it has <\|bos\|>, "):
         batches.Dataset(wrong).train_batches(lm_loop(8, 10), 0, range(8))
