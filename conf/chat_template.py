@@ -18,6 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TEMPLATE_FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+TOOL_USE = "tool_use"
+"""The name of the template that transformers takes for a conversation with tools, where a model has several."""
 STOP_FILES = ("generation_config.json", "config.json")
 """Files of a model that name the ids at which transformers and vLLM end a response."""
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -179,6 +181,14 @@ class TokenizerFiles:
         if source is None or isinstance(source, str):
             return ChatTemplate(source, self.tokens) if source else None
         raise ChatTemplateError(f"{TOKENIZER_CONFIG}: chat_template is neither a text nor a list of named ones")
+
+    @cached_property
+    def has_tool_use(self) -> bool:
+        """Whether the model has a template called `TOOL_USE`, which is not read."""
+        if self._text(f"additional_chat_templates/{TOOL_USE}.jinja") is not None:
+            return True
+        source: Any = self._json(TOKENIZER_CONFIG).get("chat_template") if self._text(TEMPLATE_FILE) is None else None
+        return any(isinstance(item, dict) and item.get("name") == TOOL_USE for item in source or ())
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ def turns_are_the_models_own(config: Config, context: Context) -> Iterator[Issue
     data = config.data
     if config.program.kind != "trainer" or not isinstance(data, QuestionData) or data.tokenizer == MISSING_TOKENIZER:
         return
-    from conf.chat_template import BUILT_IN, ChatTemplate, ChatTemplateError
+    from conf.chat_template import BUILT_IN, TOOL_USE, ChatTemplate, ChatTemplateError
 
     try:
         if (files := _files(config, data)) is None:
@@ -44,6 +44,9 @@ def turns_are_the_models_own(config: Config, context: Context) -> Iterator[Issue
             yield Issue(f"there is no template beside {data.tokenizer}; copy it there, or set one of {choices}", KEY)
         else:
             yield from _example(data, own, files.stop_ids)
+            if files.has_tool_use:
+                message = f"the template {TOOL_USE} is not read; environments describe their tools in the default one"
+                yield Issue(message, KEY, "note")
     except HubFileError as error:
         if data.chat_template == "none":
             return  # `source` reports it

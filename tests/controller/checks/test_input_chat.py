@@ -144,6 +144,19 @@ def test_the_name_of_a_folder_says_that_its_model_was_tuned(tmp_path: Path) -> N
         assert said in finding
 
 
+def test_another_template_for_tools_is_named(tmp_path: Path) -> None:
+    """In the key, or in the folder in which transformers looks."""
+    named = [{"name": "default", "template": OWN["qwen3"]}, {"name": "tool_use", "template": "?"}]
+    in_key = {"tokenizer_config.json": TUNED | {"chat_template": named}}
+    assert len(found(tmp_path, {"chat_template.jinja": OWN["qwen3"], **in_key}, *OWN_WORDS)) == 1, "the file counts"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "additional_chat_templates").mkdir()
+    for files in (in_key, own(OWN["qwen3"]) | {"additional_chat_templates/tool_use.jinja": "?"}):
+        shown, other = found(tmp_path, files, *OWN_WORDS)
+        assert "the model's own template writes prompts such as" in shown
+        assert other.startswith("note data.chat_template: the template tool_use is not read; environments describe")
+
+
 def test_files_that_are_not_here_are_left_to_the_run(tmp_path: Path) -> None:
     words = ("data.tokenizer=gs://bucket/tokenizer.json", "data.chat_template=qwen")
     assert found(tmp_path, own(OWN["llama3"]), *words) == []
