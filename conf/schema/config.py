@@ -129,12 +129,13 @@ VALUE_HINTS = {
     "url": "must start with http:// or https:// and contain no spaces",
     "zone": "use a zone such as us-central1-a; conf/tpu_types.yaml lists zones with TPUs",
     "name": "use 1 to 63 characters a-z, 0-9 and -, starting with a letter",
+    "run.name": "use 1 to 42 characters a-z, 0-9, _ and -, with a letter or digit at both ends",
     "python": "use a version such as 3.11",
     "user": "use 1 to 32 characters a-z, 0-9, _ and -, starting with a letter",
     "bucket_location": "use a region or multi-region such as us-central1 or us",
     "account": "use a billing account ID such as 012345-6789AB-CDEF01",
 }
-"""Hint for a value that does not match its pattern, by the last part of the key."""
+"""Hint for a value that does not match its pattern, by the key or its last part."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,17 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
             return ConfigProblem(
                 key, f"belongs to another kind of this section; {way} ({whole}), or remove the key (~{key})"
             )
+        if "." in path[-1]:
+            nested = path[-1].replace(".", ": {") + ": …" + "}" * path[-1].count(".")
+            return ConfigProblem(key, f"a key of a file has no dots; write {nested}, or a line for each part")
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
         hint = f"did you mean {'.'.join([*path[:-1], near[0]])}?" if near else f"choices: {', '.join(sorted(known))}"
         return ConfigProblem(key, f"unknown key; {hint}")
     if error["type"] == "missing":
         return ConfigProblem(key, "missing; choose a group that sets it (loop=…, model=…) or set the key")
+    if error["type"] == "union_tag_not_found":
+        way = f"choose its group: {key}=…, in a file `override /{key}: …` in `defaults`" if len(path) == 1 else "set it"
+        return ConfigProblem(key, f"has no `kind`; {way}")
     if error["type"] == "tuple_type" and isinstance(error["input"], str) and error["input"]:
         items = ", ".join(shlex.split(error["input"], posix=False))
         return ConfigProblem(key, f"must be a list of words, not a string: '{key}=[{items}]'")
@@ -198,8 +205,8 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
         text = json.dumps(error["input"])
         quoted = f"""{path[-1]}: "{text}" in YAML, '{key}="{text}"' in a shell"""
         return ConfigProblem(key, f"must be text, not {text}; if it is meant as text, quote it: {quoted}")
-    if error["type"] == "string_pattern_mismatch" and path[-1] in VALUE_HINTS:
-        return ConfigProblem(key, f"{escape_line(repr(error['input']))} is invalid; {VALUE_HINTS[path[-1]]}")
+    if error["type"] == "string_pattern_mismatch" and (hint := VALUE_HINTS.get(key, VALUE_HINTS.get(path[-1]))):
+        return ConfigProblem(key, f"{escape_line(repr(error['input']))} is invalid; {hint}")
     message = error["msg"].removeprefix("Value error, ")
     # A whole section would hide the message, which names the keys that matter.
     got = "" if isinstance(error["input"], dict) else f" (got {escape_line(repr(error['input']))})"

@@ -47,6 +47,7 @@ def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> d
     """Return the composed data before validation, with interpolations resolved."""
     from controller.config import composed_cache
 
+    _require_removals_first(overrides)
     kept = composed_cache.cache_file(overrides, extra_dir)
     if kept is not None and (known := composed_cache.load(kept)):
         return known
@@ -65,6 +66,7 @@ def compose_variants(
     """
     composed: dict[tuple[str, ...], Any] = {}
     for overrides in variants:
+        _require_removals_first(overrides)
         heads = tuple(word for word in overrides if not _is_value_override(word))
         if heads not in composed:
             composed[heads] = _compose_unresolved(heads, extra_dir)
@@ -170,6 +172,15 @@ def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: 
         data = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
+
+
+def _require_removals_first(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for `~key` behind a value of that key: removals come first, so it would count for nothing."""
+    for number, word in enumerate(overrides):
+        removed = word.partition("=")[0].removeprefix("~")
+        for earlier in overrides[:number] if word.startswith("~") else ():
+            if f"{earlier.lstrip('+').partition('=')[0]}.".startswith(f"{removed}.") and _is_value_override(earlier):
+                raise ConfigError(f"{word}: would remove {earlier}, which stands before it; leave out one of them")
 
 
 def normalize_override(override: str) -> str:

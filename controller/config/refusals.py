@@ -199,12 +199,23 @@ def _reason(error: Exception, extra_dir: Path | None) -> str:
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
     message = _first_line(cause)
+    if message.endswith(" raised while composing config:"):
+        kind = " ".join(str(cause).partition("composing config:")[2].partition("full_key")[0].split())
+        message = message.replace("ConfigTypeError raised while composing config:", kind)
+        if re.search(r"DictConfig with ListConfig|ListConfig with DictConfig", kind):
+            message += "; a list stands where `key: value` belongs, or the other way round"
     place = None if isinstance(cause, RecursionError) else re.search(r"full_key: ([A-Za-z_]\S*)", str(cause))
     if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours
         return f"{place[1]}: {refused[1]}" if place else refused[1]
     if found := re.search(r"Could not override '(?P<parent>\w+)/(?P<group>\w+)(@[\w.]+)?'", message):
         parent, group = found["parent"], found["group"]
         message = f"a file of the group {parent} overrides {group} without a slash; write `override /{group}: …`"
+    found = re.search(r"Could not find '(\w+)/(\w+)/([\w.-]+)'", message)
+    found = found or re.search(
+        r"(Multiple) values for (\w+)\. To override a value use 'override \w+: ([\w.-]+)'", message
+    )
+    if found:
+        message = f"{found[2]}: a file chooses it again in `defaults`; write `override /{found[2]}: {found[3]}`"
     found = re.search(r"(?:find|load) '(\w+)/([\w.-]+)'", message)
     if found and (file := _other_suffix(extra_dir, found[1], found[2])):
         message = f"{message.rstrip('.')}; {file} must be renamed to end in .yaml"

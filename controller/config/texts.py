@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from controller.core.errors import ConfigError
+
 NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[+-]?\d[\d_]*)?|[+-]?(inf|nan)|true|false", re.IGNORECASE)
 """What Hydra's grammar may read as a number or a boolean."""
+OTHER_BASE = re.compile(r"(?<![\w.:])[+-]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.\d*)?)(?![\w:])")
+"""What YAML 1.1 may read as a number to the base 60 or 8: https://yaml.org/type/int.html."""
 SPACE = re.compile(r"\s*")
 CALL = r"\w+\((?:[^()]|\([^()]*\))*\)"
 INTERPOLATION, DOUBLE, SINGLE = r"\$\{(?:[^{}]|\{[^{}]*\})*\}", r'"(?:\\.|[^"\\])*"', r"'(?:\\.|[^'\\])*'"
@@ -90,13 +94,26 @@ def restore_texts(config: Any, plain: Any, file: Path, package: str) -> None:
         plain: the same as plain data.
         file: the file itself.
         package: dotted key below which its content stands.
+
+    Raises:
+        ConfigError: the file has a number to the base 60 or 8, such as 1:30 or 010.
     """
-    if not (places := [*_misread(plain, ())]):
+    places, numbers = [*_misread(plain, ())], [*_numbers(plain, ())]
+    if not (places or numbers) or not file.is_file():  # it is one of Hydra's own
+        return
+    written = file.read_text("utf-8")
+    doubtful = numbers if OTHER_BASE.search(written) else []
+    if not places and not doubtful:
         return
     from omegaconf._utils import get_yaml_loader
 
-    loader = get_yaml_loader()(file.read_text("utf-8"))
+    loader = get_yaml_loader()(written)
     root, above = loader.get_single_node(), len([*filter(None, package.split("."))])
+    for path, number in doubtful:
+        text = _written(loader, root, path[above:])
+        if OTHER_BASE.fullmatch(text) and (":" in text or int(text) != number):
+            key = ".".join(map(str, path))
+            raise ConfigError(f"{file}: {key}: YAML reads {text} as {number:g}; write the number that is meant")
     for path in places:
         node = config
         for part in path[:-1]:
@@ -113,6 +130,17 @@ def _misread(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
             yield from _misread(child, (*path, key))
     elif isinstance(value, bool | int | float) and is_text(tuple(map(str, path))):
         yield path
+
+
+def _numbers(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], float]]:
+    """Yield the numbers that the schema does not take as text, with their places."""
+    from conf.schema.text_keys import is_text
+
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(child, (*path, key))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and not is_text(tuple(map(str, path))):
+        yield path, value
 
 
 def _written(loader: Any, node: Any, path: Sequence[Any]) -> str:

@@ -36,6 +36,8 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, "env.vars={A: a, B: null}"],
             "env.vars.B: must be text, not null; if it is meant as text, quote it: B",
         ),
+        ([*TINY, "run.name=-x"], "run.name: '-x' is invalid; use 1 to 42 characters a-z, 0-9, _ and -, with a letter"),
+        ([*TINY, "tpu.name=1x"], "tpu.name: '1x' is invalid; use 1 to 63 characters a-z, 0-9 and -, starting with"),
     ],
 )
 def test_a_mistake_names_its_key_and_the_cure(words: list[str], said: str) -> None:

@@ -118,6 +118,30 @@ def test_null_is_no_choice(name: str) -> None:
             ["data=mine"],
             "cannot compose the config: kind: slipway/data/mine.yaml, line 1: no ",
         ),
+        (
+            "experiment/mine.yaml",
+            f"{GLOBAL}- loop\n",
+            ["+experiment=mine"],
+            "cannot compose the config: In 'experiment/mine': Cannot merge DictConfig with ListConfig; a list stands",
+        ),
+        (
+            "experiment/mine.yaml",
+            f"{GLOBAL}env: {{vars: [A]}}\n",
+            ["+experiment=mine"],
+            "cannot compose the config: In 'experiment/mine': Cannot merge DictConfig with ListConfig; a list stands",
+        ),
+        (
+            "experiment/mine.yaml",
+            f"{GLOBAL}defaults: [program: command]\n",
+            ["+experiment=mine"],
+            "cannot compose the config: program: a file chooses it again in `defaults`; write `override /program: com",
+        ),
+        (
+            "experiment/mine.yaml",
+            f"{GLOBAL}defaults: [/program: command]\n",
+            ["+experiment=mine"],
+            "cannot compose the config: program: a file chooses it again in `defaults`; write `override /program: com",
+        ),
         ("data/mine.yaml", "? [a]\n: b", ["data=mine"], "cannot compose the config: while constructing a mapping in"),
         ("data/mine.yaml", "defaults: [nobody]", ["data=mine"], "cannot compose the config: In 'data/mine'"),
     ],
@@ -147,9 +171,26 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("loop.steps=int(null)", r"loop\.steps: .*while evaluating"),
         ("loop.steps=a,[", r"loop\.steps: 'a,\[' cannot be parsed"),
         ("run.name=${x", r"run\.name"),
+        ("~run.seed", r"~run\.seed: would remove run\.seed=1, which stands before it; leave out one"),
+        ("~run", r"~run: would remove run\.seed=1"),
     ],
 )
 def test_a_value_that_is_refused(word: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        compose(["+experiment=quickstart", word])
+        compose(["+experiment=quickstart", "run.seed=1", word])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("loop: {steps: 3}\n", "loop: has no `kind`; choose its group: loop=…, in a file `override /loop: …`"),
+        ("tpu.zone: us-central1-a\n", "tpu.zone: a key of a file has no dots; write tpu: {zone: …}"),
+        ("loop.alerts.x: 3\n", "loop.alerts.x: a key of a file has no dots; write loop: {alerts: {x: …}}"),
+    ],
+)
+def test_a_key_of_a_file_that_is_refused(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{GLOBAL}{content}")
+    _, problems = compose(["+experiment=mine"], extra_dir=tmp_path)
+    assert str(problems[0]).startswith(said)

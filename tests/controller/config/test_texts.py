@@ -86,6 +86,35 @@ def test_only_numbers_in_the_place_of_text_are_quoted(word: str, quoted: str | N
     assert quote_numbers(word) == (quoted or word)
 
 
+@pytest.mark.parametrize(
+    ("section", "form", "said"),
+    [
+        (
+            "budget: {max_hours: %s}",
+            "1:30",
+            r"budget\.max_hours: YAML reads 1:30 as 90; write the number that is meant",
+        ),
+        ("budget: {max_usd: %s}", "-1:30.5", r"budget\.max_usd: YAML reads -1:30\.5 as -90\.5"),
+        ("run: {seed: %s}", "010", r"run\.seed: YAML reads 010 as 8"),
+        ("run: {seed: %s}", "0_17", r"run\.seed: YAML reads 0_17 as 15"),
+        ("run: {seed: %s}", "007", None),
+        ("run: {seed: %s}", "0x1F", None),
+        ("run: {seed: %s}", "1_0", None),
+        ("run: {name: t, seed: 1} # 12:30, %s", "010", None),
+        ("run: {name: %s}", "010", None),
+    ],
+)
+def test_a_number_of_a_file_means_what_people_read(section: str, form: str, said: str | None, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{section % form}\n")
+    words = [*COMMAND, "+experiment=mine"]
+    if said is None:
+        assert compose(words, extra_dir=tmp_path)[1] == []
+    else:
+        with pytest.raises(ConfigError, match=rf"mine\.yaml: {said}"):
+            compose(words, extra_dir=tmp_path)
+
+
 def test_a_file_and_the_command_line_reach_the_config(tmp_path: Path) -> None:
     written = dict(zip((f"V_{number}" for number in range(len(FORMS))), FORMS, strict=True))
     lines = "".join(f"    {name}: {form}\n" for name, form in written.items())

@@ -95,7 +95,10 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["lgos"], "unknown verb 'lgos'; did you mean 'logs'?"),
         (["quickstart"], "unknown verb 'quickstart'; did you mean +experiment=quickstart?"),
-        (["up", "--fast"], "unrecognized arguments: --fast"),
+        (["up", "--fast"], "unrecognized arguments: --fast; see"),
+        (["plan", "run.seed", "=", "1"], "unrecognized arguments: run.seed = 1; write key=value without spaces"),
+        (["plan", "program.command=[python", "t.py]"], "unrecognized arguments: t.py]; write key=value without"),
+        (["plan", "--experiment=quickstart"], "unrecognized arguments: --experiment=quickstart; write key="),
         (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
         (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),
     ],
