@@ -95,7 +95,7 @@ class _Listing:
             yield from self._all_names()
         elif top is None:
             with tempfile.TemporaryDirectory() as empty:
-                ask_git(["init", "--quiet", empty], folder)
+                ask_git(["init", "--quiet", empty], folder, may_warn=True)  # as of templates that are missing
                 yield from self._untracked(place, f"--git-dir={empty}/.git", f"--work-tree={folder}")
         elif top.resolve() != folder.resolve():
             message = f"code: {folder} has a .git that git does not take for a repository, but for a part of {top}"

@@ -59,10 +59,11 @@ def run_git(
         return subprocess.CompletedProcess(command, 127, "", message)
 
 
-def ask_git(arguments: Sequence[str], folder: Path) -> str:
+def ask_git(arguments: Sequence[str], folder: Path, *, may_warn: bool = False) -> str:
     """Return what git answers. Raises ConfigError with its own words if it refuses, or warns of what it missed."""
     done = run_git(arguments, folder)
-    if done.returncode or any(line.startswith("warning:") for line in done.stderr.splitlines()):
+    warned = any(line.startswith("warning:") for line in done.stderr.splitlines())
+    if done.returncode or (warned and not may_warn):
         command = next(word for word in arguments if not word.startswith("-"))
         raise ConfigError(f"code: `git {command}` in {folder}: {all_words(done.stderr)}")
     return done.stdout
@@ -97,9 +98,14 @@ def find_repository(folder: Path) -> Path | None:
     if top.returncode == 0:
         return _path(top.stdout)
     there = next(_repositories_above(folder.absolute()), None)
-    if there is None and (top.returncode == 127 or top.stderr.startswith(NO_REPOSITORY)):
+    if there is None and (top.returncode == 127 or _says_none(top.stderr)):
         return None
     raise ConfigError(f"code: {there or folder} is a git repository, and git says: {all_words(top.stderr)}")
+
+
+def _says_none(said: str) -> bool:
+    """Return whether git says that there is no repository, be it below a trace or a warning."""
+    return any(line.startswith(NO_REPOSITORY) for line in said.splitlines())
 
 
 def _repositories_above(folder: Path) -> Iterator[Path]:
@@ -204,7 +210,7 @@ def collect_git_status(root: Path, exclude: tuple[str, ...], secrets: Iterable[s
         secrets: values that are removed from the patch.
     """
     found = run_git(["rev-parse", "--show-toplevel"], root)
-    if found.returncode and not found.stderr.startswith(NO_REPOSITORY):
+    if found.returncode and not _says_none(found.stderr):
         return {"commit": None, "why": all_words(found.stderr)}, ""
     if not found.stdout or _path(found.stdout).resolve() != root.resolve():
         return {"commit": None, "why": "the code is not in a git repository of its own"}, ""

@@ -179,8 +179,9 @@ def _with_home(file: Path, home: Path) -> str:
     """Return the text of a config, in which `Include` names files below this home, line by line."""
 
     def include(match: re.Match[str]) -> str:
-        names = [Path(name.replace("~", str(home), 1) if name[:2] == "~/" else name) for name in match[2].split()]
-        return match[1] + " ".join(str(home / ".ssh" / name) for name in names)
+        words = [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|(\S+)', match[2])]
+        names = [Path(word.replace("~", str(home), 1) if word[:2] == "~/" else word) for word in words]
+        return match[1] + " ".join(f'"{home / ".ssh" / name}"' for name in names)
 
     text = file.read_bytes().decode(errors="surrogateescape")
     return re.sub(r"^([ \t]*include[ \t=]+)([^\n]*)", include, text, flags=re.IGNORECASE | re.MULTILINE)
@@ -237,7 +238,8 @@ def _not_understood(line: str, folder: Path) -> str:
         return f"unknown option {match[1]}"
     if key == "include":
         names = [str(folder / Path(name).expanduser()) for name in value.split()]
-        is_empty = not any(glob(name) for name in names)  # noqa: PTH207 - they are absolute
+        is_plain = not re.search(r"[\"\\%$]", value)  # ssh removes quotes, and newer ones replace variables
+        is_empty = is_plain and not any(glob(name) for name in names)  # noqa: PTH207 - they are absolute
         return "" if is_empty else f"{match[1]} {value}: the files are not read"
     doubt = next(_doubts(key, value), "")
     return f"{match[1]} {value}: {doubt}" if doubt else ""

@@ -74,6 +74,12 @@ def test_a_warning_that_something_was_missed_is_an_error(tmp_path: Path, monkeyp
         list_code(tmp_path / "r", ())
 
 
+def test_a_folder_outside_any_repository_needs_no_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(tmp_path / "nowhere"))
+    write(tmp_path, {"train.py": "", ".gitignore": "x\n", "x": ""})
+    assert list_code(tmp_path, ()).files == [".gitignore", "train.py"]
+
+
 @pytest.fixture
 def with_submodules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a submodule in a submodule, and a clone that nobody added."""

@@ -82,6 +82,10 @@ def test_variables_of_another_repository_are_refused(tmp_path: Path, monkeypatch
 
 def test_a_folder_may_be_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_repository(tmp_path) is None
+    with monkeypatch.context() as traced:
+        traced.setenv("GIT_TRACE", "1")
+        assert find_repository(tmp_path) is None
+        assert collect_git_status(tmp_path, (), [])[0]["why"] == "the code is not in a git repository of its own"
     (tmp_path / ".git").mkdir()
     (tmp_path / "sub").mkdir()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))

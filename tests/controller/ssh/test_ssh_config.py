@@ -62,6 +62,7 @@ def test_a_plain_config_means_the_same_with_ssh_and_without(
 ONLY_SSH: dict[str, tuple[str, dict[str, Any]]] = {
     "home": ("Include ~/.ssh/config.d/*\nHost *\n  Port 2200\n", {"port": "2200", "proxyjump": "gw.example.com"}),
     "relative": ("Host 10.*\n  Include config.d/pods\n", {"proxyjump": "gw.example.com"}),
+    "quotes": ('Include "~/.ssh/config.d/none" "~/.ssh/config.d/pods"\n', {"proxyjump": "gw.example.com"}),
     "equals": ("include=config.d/none config.d/pods\n", {"proxyjump": "gw.example.com"}),
     "user": ("Match user root\n  Port 1\nMatch user slipway\n  Port 2\n", {"port": "2"}),
     "host": (f"Match host=10.* originalhost {HOST}\n  Port 3\n", {"port": "3"}),
@@ -142,7 +143,8 @@ def test_gateways_behind_themselves_and_options_without_effect(home: Path) -> No
 @pytest.mark.parametrize(
     "line",
     [
-        "Include config.d", "Match exec true", "Match user root", "Foo bar", "Port 1x", "ConnectTimeout 1m",
+        "Include config.d", 'Include "none"', "Include ${HOME}/none", "Include %d/none",
+        "Match exec true", "Match user root", "Foo bar", "Port 1x", "ConnectTimeout 1m",
         "Host [a]*", "CanonicalizeHostname yes", "HostName %n", "ProxyCommand nc %n", "ProxyCommand cat ~/x",
         "IdentityFile %i", "IdentityFile ${HOME}/x", 'User "a" b', "ProxyJump a # b", "Compression",
         "ProxyUseFdpass yes",
