@@ -24,13 +24,13 @@ WORD = re.compile(
 """A value that is no list or mapping, such as a call or an interpolation, without the spaces after it."""
 NAME = re.compile(r"\s*([^:{}\[\],]*?)\s*:")
 """A key of a mapping."""
-CHOICE = re.compile(r"\s*choice\(")
+CHOICE = re.compile(r"(\s*(choice|shuffle|sort)\()+")
 
 
 def quote_numbers(override: str) -> str:
     """Quote what Hydra would read as a number in an override, where a key takes text or the name of a group's file.
 
-    The arguments of functions stay as they are, those of `choice` aside.
+    The arguments of functions stay as they are, those of `choice`, `shuffle` and `sort` aside.
     """
     key, equals, value = override.partition("=")
     path = tuple(key.lstrip("+~").split("."))
