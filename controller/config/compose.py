@@ -282,7 +282,8 @@ def guarded_variables() -> Iterator[None]:
 
 HEADER = "# @package _global_"
 PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+"""Of UTF-8 and UTF-16."""
 
 
 def check_experiment_files(folder: Path, overrides: Iterable[str]) -> None:
@@ -301,7 +302,7 @@ def check_experiment_files(folder: Path, overrides: Iterable[str]) -> None:
 
 def _check(file: Path, shown: str) -> None:
     content = file.read_bytes()
-    if content.startswith(BYTE_ORDER_MARK):
+    if content.startswith(BYTE_ORDER_MARKS):
         raise ConfigError(f"{shown}: begins with a byte-order mark; save it as UTF-8 without one")
     lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
     if all(not line or line.startswith("#") for line in lines):

@@ -217,7 +217,9 @@ def _reason(error: Exception, extra_dir: Path | None) -> str:
     if found:
         message = f"{found[2]}: a file chooses it again in `defaults`; write `override /{found[2]}: {found[3]}`"
     found = re.search(r"(?:find|load) '(\w+)/([\w.-]+)'", message)
-    if found and (file := _other_suffix(extra_dir, found[1], found[2])):
+    if found and extra_dir and (folder := extra_dir / found[1] / f"{found[2]}.yaml").is_dir():
+        message = f"{_shown(folder, extra_dir)} is a folder, not a file"
+    elif found and (file := _other_suffix(extra_dir, found[1], found[2])):
         message = f"{message.rstrip('.')}; {file} must be renamed to end in .yaml"
     named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
     renamed = ", ".join(name for key in named for name in successors(key.split(".")))

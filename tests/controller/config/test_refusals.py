@@ -120,6 +120,12 @@ def test_null_is_no_choice(name: str) -> None:
         ),
         (
             "experiment/mine.yaml",
+            "\udcff\udcfe#\0\n\0",
+            ["+experiment=mine"],
+            "slipway/experiment/mine.yaml: begins with a byte-order mark; save it as UTF-8 without one",
+        ),
+        (
+            "experiment/mine.yaml",
             f"{GLOBAL}- loop\n",
             ["+experiment=mine"],
             "cannot compose the config: In 'experiment/mine': Cannot merge DictConfig with ListConfig; a list stands",
@@ -157,7 +163,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "slipway"
     (folder / "data" / "mine.yaml").mkdir(parents=True)
     (folder / "data" / "link.yaml").symlink_to("/nowhere")
-    assert "data" in refusal(["data=mine"], folder)
+    assert refusal(["data=mine"], folder) == "cannot compose the config: slipway/data/mine.yaml is a folder, not a file"
     assert "data" in refusal(["data=link"], folder)
 
 
