@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from controller.checks.input_hugging_face import hub_file
+from controller.checks.input_hugging_face import build_token, hub_file
 from controller.context import Context, format_size
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
@@ -17,7 +17,7 @@ from controller.inputs.hub_sources import SourceError, hub_endpoint, list_source
 from controller.inputs.resolved_assets import AssetFile, BuildRecipe, ResolvedAsset
 from controller.plan.build import Plan, missing_assets
 from controller.plan.worker_steps import describe_build, describe_fetch, fetched_on_pod
-from controller.resources.uploads.source_assets import hub_access
+from controller.resources.uploads.source_assets import hub_with
 
 THREADS = 8
 
@@ -94,23 +94,25 @@ def builds_run_where_they_can(plan: Plan, context: Context) -> Iterator[Issue]:
             yield Issue(f"cannot run on the pod: {recipe.bound}; set assets.{asset.path}.fetch_on=laptop", key)
             continue
         try:
-            _require_sources(plan, context, recipe)
+            _require_sources(plan, context, asset, recipe)
         except SourceError as error:
             yield Issue(str(error), key) if error.permanent else Issue(f"was not checked: {error}", key, "note")
         else:
             yield Issue(describe_build(plan.config, asset, context.clock.now()), key, "note")
 
 
-def _require_sources(plan: Plan, context: Context, recipe: BuildRecipe) -> None:
-    """Raise SourceError if the files of the Hub that a build names cannot be read."""
+def _require_sources(plan: Plan, context: Context, asset: ResolvedAsset, recipe: BuildRecipe) -> None:
+    """Raise SourceError if the build of an asset cannot read the files of the Hub that it names."""
     if not recipe.sources:
         return
     if problem := lookup_problem(hub_endpoint()):  # before the Hub's library is imported
         raise SourceError(problem, permanent=False)
+    from huggingface_hub import get_token
+
     try:
-        plan.vault.load(context.google)
+        token = build_token(plan, context, asset)
     except (ConfigError, ServiceDisabledError):
         return  # another check reports it
-    access = hub_access(plan.vault)
+    access = hub_with(get_token() if token is None else token)
     for address in recipe.sources:
         require_readable(address, *list_source(address, access), access)

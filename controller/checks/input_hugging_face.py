@@ -32,7 +32,7 @@ from controller.inputs.hub_sources import (
 from controller.inputs.resolved_assets import ResolvedAsset
 from controller.plan.build import Plan, missing_assets
 from controller.plan.worker_steps import describe_fetch, fetched_on_pod
-from controller.resources.uploads.source_assets import THREADS, hub_access, list_objects
+from controller.resources.uploads.source_assets import HUB_TOKEN, THREADS, hub_access, list_objects
 
 TIMEOUT_SECONDS = 10.0
 COMMANDS = ("hf", "huggingface-cli")
@@ -57,8 +57,8 @@ EXPANDED = re.compile(r"[$`*?\[{}<>]")
 class HubSource(NamedTuple):
     """A repository on the Hub, or one of its files.
 
-    `token`: None is the one that `hf` uses; empty is none. `certain`: false if a script for a shell names it, which may
-    never run the command, or run it with other variables.
+    `token`: None is the one that `hf` uses; empty is none. `log_in`: how to give the download a token. `certain`: false
+    if a script for a shell names it, which may never run the command, or run it with other variables.
     """
 
     key: str
@@ -67,6 +67,7 @@ class HubSource(NamedTuple):
     revision: str | None
     file: str | None
     token: str | None
+    log_in: str
     include: tuple[str, ...] = ()
     local: Path | None = None
     certain: bool = True
@@ -76,13 +77,6 @@ class HubSource(NamedTuple):
         if self.file is not None:
             return name == self.file
         return not self.include or any(fnmatch(name, pattern) for pattern in self.include)
-
-    @property
-    def log_in(self) -> str:
-        """How to give the download a token."""
-        if self.token is None:
-            return "`hf auth login`"
-        return "pass it with --token" if self.local is None else LOG_IN
 
 
 @check(
@@ -129,13 +123,30 @@ def _sources(plan: Plan, context: Context) -> Iterator[HubSource]:
     for asset in missing_assets(plan, context):
         key = f"assets.{asset.path}"
         if asset.recipe is not None and not asset.recipe.output.is_dir():
-            yield from _downloads_of(f"{key}.build", asset.recipe.argv)
+            try:
+                token = build_token(plan, context, asset)
+            except (ConfigError, ServiceDisabledError):
+                continue  # another check reports it
+            for source in _downloads_of(f"{key}.build", asset.recipe.argv):
+                own = source.token is None and token is not None
+                yield source._replace(token=token, log_in=LOG_IN) if own else source
         for file in asset.files:
             found = hub_file(file.url or "")
             if found is not None and not file.local.is_file():
                 secrets = _secrets(plan, context) if secrets is None else secrets
                 token = token_for(file, secrets) or ""
-                yield HubSource(f"{key}.files.{file.name}.url", *found, token, local=file.local)
+                yield HubSource(f"{key}.files.{file.name}.url", *found, token, LOG_IN, local=file.local)
+
+
+def build_token(plan: Plan, context: Context, asset: ResolvedAsset) -> str | None:
+    """Return the token that a build finds; None is the one that `hf` uses here, empty is none.
+
+    On the pod it has the secrets, on this machine what any command has. Raises ConfigError and ServiceDisabledError.
+    """
+    if not fetched_on_pod(plan.config, asset):
+        return None
+    plan.vault.load(context.google)
+    return plan.vault.values().get(HUB_TOKEN) or (None if plan.config.cloud.kind == "here" else "")
 
 
 def _secrets(plan: Plan, context: Context) -> dict[str, str]:
@@ -206,7 +217,8 @@ def _parse_command(key: str, program: str, words: Sequence[str]) -> Iterator[Hub
             file, include = None, [file]
         elif file is not None and file.endswith("/"):
             file = None
-        yield HubSource(key, repo_type, positional[0], revision, file, token, tuple(include))
+        log_in = "pass it with --token" if token else "`hf auth login`"
+        yield HubSource(key, repo_type, positional[0], revision, file, token, log_in, tuple(include))
 
 
 def _ask(source: HubSource) -> Iterator[Issue]:

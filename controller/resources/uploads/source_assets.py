@@ -251,14 +251,15 @@ def source_copy(asset: AssetInBucket, context: Context) -> SourceCopy:
 
 
 def hub_access(vault: Vault) -> HubAccess:
-    """Return the Hub with the token of `env.secrets`, else with the one that `hf auth login` stored here.
-
-    Raises:
-        SourceError: the token would be sent unencrypted.
-    """
+    """Return the Hub with the token of `env.secrets`, else with the one that `hf auth login` stored here."""
     from huggingface_hub import get_token
 
-    endpoint, token = hub_endpoint(), vault.values().get(HUB_TOKEN) or get_token()
+    return hub_with(vault.values().get(HUB_TOKEN) or get_token())
+
+
+def hub_with(token: str | None) -> HubAccess:
+    """Return the Hub with a token. Raises SourceError if that would be sent unencrypted."""
+    endpoint = hub_endpoint()
     place = urlsplit(endpoint)
     if token and place.scheme != "https" and place.hostname not in ("127.0.0.1", "localhost", "::1"):
         raise SourceError(f"HF_ENDPOINT: {endpoint} would get the token unencrypted; use https")

@@ -170,6 +170,32 @@ def test_where_a_build_runs_is_told(
     assert line.startswith(expected.format(key="assets.models.weights.build"))
 
 
+@pytest.mark.parametrize(
+    ("where", "has_login", "found"),
+    [
+        (("assets.fetch_on=laptop",), True, True),
+        (("assets.fetch_on=laptop",), False, False),
+        (("assets.fetch_on=pod",), True, False),
+        (("assets.fetch_on=pod",), False, True),
+        (("assets.fetch_on=pod", "cloud=here"), True, True),
+    ],
+)
+def test_a_build_is_asked_for_with_the_token_that_it_finds(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[str, ...], has_login: bool,
+    found: bool,
+) -> None:  # fmt: skip
+    if has_login:
+        (tmp_path / "token").write_text(ACCEPTED)
+    else:
+        monkeypatch.setenv("MINE", ACCEPTED)
+        where = (*where, "env.secrets.HF_TOKEN=env:MINE")
+    plan = plan_of(tmp_path, "{build: [make, 'hf://acme/gated', '{output}']}", "env.packages=none", *where)
+    refused = [str(f) for f in builds_run_where_they_can(plan, context()) if f.severity == "error"]
+    refused += of_build(tmp_path, build("acme/gated"), "env.packages=none", *where)
+    assert len(refused) == (0 if found else 2)
+    assert not refused or refused[1].endswith("passes on" if has_login else "then `hf auth login`")
+
+
 def of_build(tmp_path: Path, asset: str, *overrides: str, present: tuple[str, ...] = ()) -> list[str]:
     found = hub_sources_can_be_read(plan_of(tmp_path, asset, *overrides), context(*present))
     return [f"{f.severity} {f}" for f in found]
