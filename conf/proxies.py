@@ -35,15 +35,16 @@ def settle_proxies(environment: MutableMapping[str, str] = os.environ, direct: I
                 environment.pop(variable, None)
 
 
-def unusable_proxy(environment: Mapping[str, str] = os.environ) -> str:
+def unusable_proxy() -> str:
     """Return what is wrong with the proxy for https, without its password; empty if nothing is."""
-    address = _proxies(environment)["https"]
+    address = _proxies(os.environ)["https"]
     try:
         found = urlsplit(address)
         usable = not address or (found.scheme == "http" and found.hostname is not None and found.port != 0)
     except ValueError:  # of a port
         usable = False
-    return "" if usable else f"https_proxy: {address.rpartition('@')[2]!r} is no HTTP proxy; set http://HOST:PORT"
+    shown = "://".join(part.rpartition("@")[2] for part in address.split("://", 1))
+    return "" if usable else f"https_proxy: {shown!r} is no HTTP proxy; set http://HOST:PORT"
 
 
 def _proxies(environment: Mapping[str, str]) -> dict[str, str]:

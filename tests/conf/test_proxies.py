@@ -76,10 +76,7 @@ def test_one_meaning_is_written_for_all_libraries(given: dict[str, str], settled
 def test_what_is_no_http_proxy_is_refused_by_name(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     set_proxies(monkeypatch, ALL_PROXY=address.replace("//", "//anna:secret@"))
     said = f"https_proxy: {address!r} is no HTTP proxy; set http://HOST:PORT"
-    if "anna" not in unusable_proxy():
-        said = unusable_proxy()
-        assert said.startswith("https_proxy: '")
-        assert "secret" not in said
+    assert unusable_proxy() == said
     with pytest.raises(ConfigError) as error:
         GoogleClient(None, ManualClock())
     assert str(error.value) == said
