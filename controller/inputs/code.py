@@ -47,11 +47,15 @@ class CodeSnapshot:
         return {name: path.resolve() if path.is_symlink() else path for name, path in found.items()}
 
     @property
+    def count(self) -> int:
+        """Number of files and links in the tree."""
+        return len(self.files) + len(self.elsewhere) + len(self.links)
+
+    @property
     def size(self) -> str:
         """Size for people, with the number of entries that were left out."""
-        count = len(self.files) + len(self.elsewhere) + len(self.links)
         left_out = f", {len(self.left_out)} left out" if self.left_out else ""
-        return f"{plural(count, 'file')}{left_out}"
+        return f"{plural(self.count, 'file')}{left_out}"
 
     @property
     def unexpected(self) -> dict[str, str]:
@@ -135,7 +139,7 @@ def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
     snapshot = CodeSnapshot(
         root, tuple(files), elsewhere=tuple(sorted(own.items())), links=tuple(sorted(links.items())), left_out=left_out
     )
-    _refuse_large(snapshot.paths, config.code.max_mb)
+    _refuse_large(snapshot, config.code.max_mb)
     return snapshot
 
 
@@ -143,11 +147,11 @@ def _is_source(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts
 
 
-def _refuse_large(files: dict[str, Path], max_mb: float) -> None:
-    if len(files) > MAX_FILES:
-        message = f"{len(files):,} files of code are more than the {MAX_FILES:,} that workers unpack"
+def _refuse_large(code: CodeSnapshot, max_mb: float) -> None:
+    if code.count > MAX_FILES:
+        message = f"{code.count:,} files of code are more than the {MAX_FILES:,} that workers unpack"
         raise ConfigError(f"code.exclude: {message}; list what is not needed here or in .gitignore")
-    sizes = sorted(((path.stat().st_size, name) for name, path in files.items()), reverse=True)
+    sizes = sorted(((path.stat().st_size, name) for name, path in code.paths.items()), reverse=True)
     total = sum(size for size, _ in sizes) / 1e6
     if total > max_mb:
         largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:MAX_FILES_SHOWN])

@@ -96,8 +96,9 @@ def test_what_is_left_out_is_counted_and_more_files_than_workers_take_are_refuse
     found = shipped(tmp_path)
     assert (found.size, found.left_out) == ("2 files, 2 left out", {"a.pem": "code.exclude", "out/": "ignored by git"})
     assert found.unexpected == {}
-    monkeypatch.setattr(code, "MAX_FILES", 1)
-    with pytest.raises(ConfigError, match=r"code\.exclude: 2 files of code are more than the 1 that workers unpack"):
+    (tmp_path / "r/link").symlink_to("train.py")
+    monkeypatch.setattr(code, "MAX_FILES", 2)
+    with pytest.raises(ConfigError, match=r"code\.exclude: 3 files of code are more than the 2 that workers unpack"):
         shipped(tmp_path)
 
 
