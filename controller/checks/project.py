@@ -16,7 +16,7 @@ from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
 from controller.inputs.code import CodeSnapshot
-from controller.inputs.code_files import shorten
+from controller.inputs.code_files import first_few
 from controller.inputs.git import strip_password
 from controller.inputs.resolved_assets import path_exists
 from controller.plan.build import Plan
@@ -144,7 +144,7 @@ def all_code_is_shipped(plan: Plan, context: Context) -> Iterator[Issue]:
 def missed_code(config: Config, code: CodeSnapshot) -> Iterator[Issue]:
     """Yield what is left out of the code although the program may need it."""
     if missed := [f"{name} ({why})" for name, why in code.unexpected.items()]:
-        yield Issue(f"not shipped: {shorten(missed)}; name there what is not needed, to silence this")
+        yield Issue(f"not shipped: {first_few(missed)}; name there what is not needed, to silence this")
     for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
         folders = ["", *(word for word in argv if path_exists(code.root / word))]
         for name in sorted({os.path.normpath(Path(folder, word)) for folder in folders for word in argv if word}):

@@ -68,7 +68,7 @@ def list_code(
     links = [name for name in names if not listing.leaves_out(name)]
     unreadable = [name for name in found.files if not os.access(root / name, os.R_OK)]
     if unreadable:
-        raise ConfigError(f"code: cannot read {shorten(unreadable)}; make it readable, or name it in code.exclude")
+        raise ConfigError(f"code: cannot read {first_few(unreadable)}; make it readable, or name it in code.exclude")
     shipped = {*found.files, *(place.as_posix() for name in found.files for place in Path(name).parents)}
     for name in links:
         _follow(found, name, shipped)
@@ -214,7 +214,7 @@ def _refuse_pointers(found: CodeFiles) -> None:
     if pointers := [name for name in small if (found.root / name).read_bytes().startswith(POINTERS)]:
         verb = "stands for a larger file" if len(pointers) == 1 else "stand for larger files"
         raise ConfigError(
-            f"code: {shorten(pointers)} {verb} that Git LFS or git-annex has not fetched; run `git lfs pull` or `git "
+            f"code: {first_few(pointers)} {verb} that Git LFS or git-annex has not fetched; run `git lfs pull` or `git "
             f"annex get .` in {found.root}, or name them in code.exclude"
         )
 
@@ -231,7 +231,7 @@ def _refuse_twins(found: CodeFiles) -> None:
             )
 
 
-def shorten(names: Iterable[str]) -> str:
+def first_few(names: Iterable[str]) -> str:
     """Return the first few names, and how many more there are."""
     every = list(names)
     more = f" and {len(every) - MAX_SHOWN} more" if len(every) > MAX_SHOWN else ""
