@@ -47,17 +47,15 @@ class HostConfig:
     file: Path | None
     user: str | None = None
     port: int | None = None
-    _known: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+    _said: dict[str, dict[str, list[str]]] = field(default_factory=dict, compare=False)
 
     def lookup(self, host: str) -> dict[str, Any]:
-        """Return the options that Slipway uses, as paramiko names them; fabric calls this. Read once for each host.
+        """Return the options that Slipway uses, as paramiko names them; fabric calls this.
 
         Raises:
             ConfigError: the config cannot be read, or says what cannot be done.
         """
-        if host not in self._known:
-            self._known[host] = self._from_ssh(host) if self._defaults else _from_paramiko(self._paramiko.lookup(host))
-        return self._known[host]
+        return self._from_ssh(host) if self._defaults else _from_paramiko(self._paramiko.lookup(host))
 
     def unused(self, host: str) -> list[str]:
         """Return the options for a host that have no effect, although ssh would connect otherwise with them."""
@@ -73,12 +71,15 @@ class HostConfig:
             return {}
 
     def _ask(self, host: str) -> dict[str, list[str]]:
-        try:
-            return self._ask_with(host)
-        except ConfigError as error:
-            if LOOP not in str(error):
-                raise
-            return self._ask_with(host, "-o", "ProxyJump=none")
+        """Return what OpenSSH says of a host, which is asked once: the commands of the config may take their time."""
+        if host not in self._said:
+            try:
+                self._said[host] = self._ask_with(host)
+            except ConfigError as error:
+                if LOOP not in str(error):
+                    raise
+                self._said[host] = self._ask_with(host, "-o", "ProxyJump=none")
+        return self._said[host]
 
     def _ask_with(self, host: str, *options: str) -> dict[str, list[str]]:
         login = [] if self.user is None else ["-l", self.user]

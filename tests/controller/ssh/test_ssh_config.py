@@ -132,6 +132,15 @@ def test_a_file_that_is_missing_or_a_command_that_never_ends_is_told(
 
 
 @needs_ssh
+def test_a_command_of_the_config_runs_once_for_each_host(home: Path) -> None:
+    config = HostConfig(write(home, f'Match exec "echo %h >> {home}/asked"\n  Port 2\n'))
+    for _ in range(2):
+        assert config.lookup(HOST)["port"] == config.lookup("other")["port"] == "2"
+        assert config.unused(HOST) == []
+    assert (home / "asked").read_text().split() == [HOST, "other"]
+
+
+@needs_ssh
 def test_gateways_behind_themselves_and_options_without_effect(home: Path) -> None:
     file = write(home, "Host *\n  ProxyJump first,second\n  BindAddress 127.0.0.1\n  AddressFamily inet\n")
     assert HostConfig(file).lookup("second").get("proxyjump") is None, "ssh says: jumphost loop"
