@@ -105,7 +105,8 @@ def unpack(archive: Path, folder: Path) -> None:
     for path, target in links.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
-        if target.startswith("/") or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+        if target.startswith("/") or target != os.path.normpath(target) or not is_inside:  # x/.. depends on later links
             path.unlink()
             raise AgentError(f"the archive contains the link {path.name!r} to {target!r}, which leads outside it")
 
