@@ -23,18 +23,13 @@ from tests.trainer.processes import results, start_trainer, wait_processes
 from trainer.data.prompting import Draw
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
-from trainer.distributed.runtime import shard_batch
 from trainer.environments.episodes import NothingFitsError
 from trainer.loops import grpo
-from trainer.losses.grpo import ROW_FIELDS, TOKEN_FIELDS
-from trainer.losses.grpo import loss as policy_loss
 from trainer.models import weights
 from trainer.pretrained import store
 from trainer.rl import telemetry
-from trainer.rl.programs import abstract_reference, build_update, initial_reference, programs
 from trainer.rl.rollouts import RolloutGenerator
 from trainer.sampler import LogitsError
-from trainer.step import train_step
 from trainer.step.nan_diagnosis import DivergedError
 from trainer.telemetry import throughput
 
@@ -241,22 +236,6 @@ def test_a_notice_amid_a_draw_costs_no_update(whole, tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, state, state_whole)
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(None, "float32"), ("bfloat16", "bfloat16")])
-def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, expected):
-    """It outlives the policy's buffers, lies where they do, and is what a checkpoint is restored into."""
-    experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"reference_dtype": dtype}})
-    mesh = make_mesh(1, 2, 2)
-    state = train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
-    before = jax.device_get(state.params)
-    reference = initial_reference(state.params, experiment, mesh)
-    wanted = abstract_reference(experiment, mesh)
-    jax.tree.map(lambda x: x.delete(), state.params)
-    for found, like, was in zip(*(jax.tree.leaves(t) for t in (reference, wanted, before)), strict=True):
-        assert found.dtype == like.dtype == expected
-        assert found.sharding.is_equivalent_to(like.sharding, found.ndim)
-        np.testing.assert_array_equal(found, was.astype(expected))
-
-
 def questions_file(folder: Path) -> dict[str, Any]:
     """Sums with a right answer and a rejected one, as `data=gsm8k` reads them."""
     path, sums = folder / "rows.jsonl", [(a, b) for a in range(9) for b in range(9)]
@@ -302,39 +281,6 @@ def test_a_run_with_each_of_the_other_losses(grpo_run, tmp_path, name) -> None:
         assert last["reward_accuracy"] > 0.9
     if name == "distillation":
         assert np.mean([line["teacher_kl"] for line in told[-4:]]) < first["teacher_kl"]
-
-
-@pytest.mark.deep
-def test_pairs_stay_together_where_an_update_is_computed_in_parts(grpo_run):
-    """DPO's loss reads neighbouring rows; sixteen of them on two devices, all or two at a time."""
-    loop = grpo_run["loop"] | {"loss_type": "dpo", "kl_coef": 0.3}
-    mesh, random = make_mesh(1, 2, 1), np.random.default_rng(0)
-    batch = {"tokens": random.integers(0, 256, (16, 40), dtype=np.int32), "mask": np.ones((16, 39), np.float32)}
-    batch |= {name: random.normal(size=(16, 39)).astype(np.float32) for name in TOKEN_FIELDS}
-    batch |= dict.fromkeys(ROW_FIELDS, np.ones(16, np.float32))
-    losses = []
-    for micro_batch_size in (None, 2):
-        raw = grpo_run | {"loop": loop | {"micro_batch_size": micro_batch_size}}
-        experiment = RunFile.model_validate(raw)
-        with jax.set_mesh(mesh):
-            state = train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
-            own = policy_loss(experiment.decoder, experiment.loop)
-            update = build_update(own, experiment, experiment.optimizer, mesh)
-            _, metrics = update(state, shard_batch(batch, mesh))
-        losses.append((float(metrics["loss"]), float(metrics["reward_margin"]), float(metrics["grad_norm"])))
-    np.testing.assert_allclose(*losses, rtol=1e-4)
-
-
-def test_programs_of_later_turns_are_listed(grpo_run: Any) -> None:
-    """A prompt of a later turn may be as long as prompt and response together."""
-    raw = with_echo(grpo_run)
-    experiment = RunFile.model_validate(raw)
-    found = {program.name: program for program in programs(experiment, meshes.build_mesh(experiment.mesh))}
-    rows = raw["loop"]["prompts_per_step"] * raw["loop"]["group_size"] * raw["loop"]["updates_per_rollout"]
-    first, later = (found[name].arguments[1].shape for name in ("prefill", "prefill_turn"))
-    assert (first, later) == ((rows // 2, 40), (rows, 40))
-    assert "admit_turn" in found
-    assert "decode_turn" not in found
 
 
 @pytest.mark.deep
