@@ -1,5 +1,7 @@
 """Texts around questions: what YAML or a template would make of a command of TeX is refused with what to write."""
 
+from functools import reduce
+
 import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -51,15 +53,16 @@ def test_text_that_would_not_be_what_was_written_is_refused(key: str, written: s
 
 
 @pytest.mark.parametrize(
-    ("key", "written"),
+    ("key", "written", "read"),
     [
-        ("prompt.answer", r"' \boxed{{{answer}}}'"),
-        ("prompt.answer", r'" \\boxed{{{answer}}}\n"'),
-        ("prompt.question", r'"{question}\n\tin \\boxed{{}}\r\n"'),
-        ("prompt.question", r"'{question} \(x\) {{answer}}'"),
-        ("question_template", r'"{context}\n{question}"'),
-        ("template.answer", r"\textbf{{answer}} {answer}"),
+        ("prompt.answer", r"' \boxed{{{answer}}}'", r" \boxed{18}"),
+        ("prompt.answer", r'" \\boxed{{{answer}}}\n"', " \\boxed{18}\n"),
+        ("prompt.question", r'"{question}\n\tin \\boxed{{}}\r\n"', "1+1?\n\tin \\boxed{}\r\n"),
+        ("prompt.question", r"'{question} \(x\) {{answer}}'", r"1+1? \(x\) {answer}"),
+        ("question_template", r'"{context}\n{question}"', "Count.\n1+1?"),
+        ("template.answer", r"\textbf{{answer}} {answer}", r"\textbf{answer} 18"),
     ],
 )
-def test_braces_and_backslashes_as_they_should_be_written(key: str, written: str) -> None:
-    made(key, written)
+def test_braces_and_backslashes_as_they_should_be_written(key: str, written: str, read: str) -> None:
+    template = reduce(getattr, key.split("."), made(key, written))
+    assert str(template).format(answer=18, question="1+1?", context="Count.") == read
