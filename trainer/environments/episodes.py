@@ -143,8 +143,10 @@ class Episodes:
         if cut and not (self._leaves_out and len(cut) < len(episodes)):
             told = f"{len(cut)} of {len(episodes)} worked responses, with what the environment says, take more than "
             told += f"{self._max_tokens} tokens or {self._max_turns} turns, as does {questions[cut[0]].prompt!r:.80}"
-            cure = "raise it or loop.environment.max_turns, or set loop.filter_overlong_solutions=true"
-            raise (NothingFitsError if self._leaves_out else RunFileError)(f"loop.max_new_tokens: {told}; {cure}")
+            told = f"loop.max_new_tokens: {told}; raise it or loop.environment.max_turns"
+            if self._leaves_out:
+                raise NothingFitsError(told)
+            raise RunFileError(f"{told}, or set loop.filter_overlong_solutions=true")
         for number in cut:
             episodes[number] = Episode(questions[number])
         return episodes

@@ -220,11 +220,10 @@ def test_a_worked_episode_that_does_not_fit_is_refused_or_counts_for_nothing(
     changes = changes | {"sampler": load_group("loop/grpo")["sampler"] | {"stop": ["="]}}
     own = loop(**changes)
     if not fits:
-        with pytest.raises(
-            RunFileError, match=r"^loop\.max_new_tokens: 1 of 2 worked responses, .*, as does '.*p'; raise"
-        ):
+        message = r"^loop\.max_new_tokens: 1 of 2 worked responses, .*, as does '.*p'; raise .*max_turns, or set"
+        with pytest.raises(RunFileError, match=message):
             Episodes(own, pool, PROMPTING).worked(asked)
-        with pytest.raises(NothingFitsError, match="2 of 2 worked responses"):
+        with pytest.raises(NothingFitsError, match=r"2 of 2 worked responses.*max_turns$"):
             Episodes(own.model_copy(update={"filter_overlong_solutions": True}), pool, PROMPTING).worked(asked[:1] * 2)
     own = own.model_copy(update={"filter_overlong_solutions": True})
     worked = Episodes(own, pool, PROMPTING).worked(asked)
