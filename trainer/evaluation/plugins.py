@@ -146,7 +146,7 @@ def _mean(full: str, numbers: list[float]) -> dict[str, float]:
     mean, count = math.fsum(numbers) / len(numbers), len(numbers)
     error = math.sqrt(math.fsum((x - mean) ** 2 for x in numbers) / max(1, count - 1) / count)
     low, high = mean - statistics.Z_95 * error, mean + statistics.Z_95 * error
-    if {*numbers} <= {0.0, 1.0} or (error == 0 and 0 <= mean <= 1):  # examples that agree are no certainty
+    if {*numbers} <= {0.0, 1.0} or (len({*numbers}) == 1 and 0 <= mean <= 1):  # examples that agree are no certainty
         low, high = statistics.wilson_interval(math.fsum(numbers), count)
     return {full: mean, f"{full}_stderr": error, f"{full}_low": low, f"{full}_high": high}
 

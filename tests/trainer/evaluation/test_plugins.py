@@ -104,8 +104,10 @@ def test_lists_have_an_interval_and_what_is_no_number_is_a_problem() -> None:
     assert values["eval_e_length"] == 3.0
     error = (14 / 2 / 3) ** 0.5
     assert values["eval_e_length_high"] - 3 == pytest.approx(1.96 * error, rel=1e-4) == 3 - values["eval_e_length_low"]
-    for same, low, high in ((1.0, 1 - 0.1611, 1.0), (0.0, 0.0, 0.1611), (0.5, 0.2993, 0.7007), (7.0, 7.0, 7.0)):
-        values, _ = metric_values("e", {"a": [same] * 20})
+    alike = ([1.0] * 20, 1 - 0.1611, 1.0), ([0.0] * 20, 0.0, 0.1611), ([0.5] * 20, 0.2993, 0.7007)
+    rounded = [0.1] * 3, 0.0068, 0.6424  # their mean is not quite 0.1
+    for same, low, high in (*alike, rounded, ([7.0] * 20, 7.0, 7.0)):
+        values, _ = metric_values("e", {"a": same})
         assert (values["eval_e_a_low"], values["eval_e_a_high"]) == pytest.approx((low, high), abs=1e-4)
     values, problems = metric_values("e", {"a": float("nan"), "b": [1.0, float("inf")], "c": "x", "d": [], "e": 1})
     assert values == {"eval_e_e": 1.0}
