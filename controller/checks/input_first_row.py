@@ -59,9 +59,12 @@ def _packed_issue(file: Path, data: Tabular | TextData, name: str) -> Issue | No
             head = stream.read(HEAD_BYTES)
     except OSError as error:
         return Issue(f"{file} cannot be read: {error.strerror}", f"data.{name}")
-    is_parquet = isinstance(data, ParquetData) or (isinstance(data, Gsm8kData) and file.suffix == ".parquet")
-    told = "" if is_parquet and head.startswith(b"PAR1") else packed_form(head)
+    told = "" if _is_parquet(data, file) and head.startswith(b"PAR1") else packed_form(head)
     return Issue(f"{file} is {told}", f"data.{name}") if told else None
+
+
+def _is_parquet(data: Tabular | TextData, file: Path) -> bool:
+    return isinstance(data, ParquetData) or (isinstance(data, Gsm8kData) and file.suffix == ".parquet")
 
 
 def _row_issues(config: Config, data: Tabular, name: str, file: Path) -> Iterator[Issue]:
@@ -70,7 +73,7 @@ def _row_issues(config: Config, data: Tabular, name: str, file: Path) -> Iterato
     if name == "path" and isinstance(config.loop, GrpoLoop) and config.loop.loss_type == "dpo":
         columns[REJECTED] = "loop.loss_type"
     try:
-        row = _first_row(file, columns, parquet=isinstance(data, ParquetData) or file.suffix == ".parquet")
+        row = _first_row(file, columns, parquet=_is_parquet(data, file))
     except _UnreadableError as error:
         if data.on_bad_line == "error":
             yield Issue(f"{file}: {error}", f"data.{name}")

@@ -215,6 +215,8 @@ def test_a_missing_mark_and_unreadable_lines_are_named(rows: Path) -> None:
 def test_columns_of_text_are_those_of_the_rows(rows: Path) -> None:
     assert issues(rows, *LINES)[0].startswith("data.text_column: the first row of ")
     assert issues(rows, *LINES, "data.text_column=question") == []
+    (rows / "a.jsonl").rename(rows / "lines.parquet")  # data=jsonl reads lines of JSON whatever their file's name
+    assert issues(rows, *LINES, "data.text_column=question", "data.path=assets://mine/lines.parquet") == []
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"body": ["x"]}), rows / "a.parquet")
     change = ("data=parquet", "data.path=assets://mine/a.parquet")
