@@ -80,8 +80,8 @@ ROUNDED = re.compile(r"\u2248|\\approx(?![a-zA-Z])")
 MEMBER = re.compile(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])\s*")
 RATIO = re.compile(r"\s*(?::|\bto\b)\s*")
 NAMING = (
-    r"(?:(?:the|an?(?=\s+[a-z]{3})|ordered|open|closed|point|interval|set|vector|matrix|pair|triple|tuple|coordinates?|expression"
-    r"|polynomial|function|equation|number|fraction|value|simply|exactly|equal|to|be)\s+)*"
+    r"(?:(?:the|an?(?=\s+[a-z]{3})|ordered|open|closed|point|interval|set|vector|matrix|pair|triple|tuple|coordinates?"
+    r"|expression|polynomial|function|equation|number|fraction|value|simply|exactly|equal|to|be)\s+)*"
 )
 MATHEMATICS = re.compile(
     NAMING + r"(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]|([(\[].*[)\]]|\\\{.*\\\}))(?P<rest>[A-Za-z\s.]*)"

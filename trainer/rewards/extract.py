@@ -24,7 +24,8 @@ ANOTHER_QUESTION = re.compile(
 HASH_ANSWER = re.compile(r"####[ \t]*([^\n]*)")
 HEADING = re.compile(
     r"[\s*_]*(?:(?:step|part|case|phase|stage|section|method|approach|example)\s*\d+\b.*|[1-9][.)]\s+[A-Z].*"
-    r"|(?:conclusion|solution|explanation|reasoning|summary|verification|check|calculations?|analysis|steps|notes?)\W*)",
+    r"|(?:conclusion|solution|explanation|reasoning|summary|verification|check|calculations?|analysis|steps"
+    r"|notes?)\W*)",
     re.IGNORECASE,
 )
 """What Markdown has behind `####` where it is no answer: `Step 3: add them`, `2. Add them`, `Conclusion`."""
@@ -37,7 +38,8 @@ NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 BETWEEN_BOXES = re.compile(
-    r"\}[\s$]{0,9}(?:,?\s{0,3}\b(?:and|(?P<or>or))\b|,)[\s$]{0,9}(?:[a-zA-Z]\s{0,3}=\s{0,3})?\\(?:boxed|fbox|framebox)\s{0,3}\{"
+    r"\}[\s$]{0,9}(?:,?\s{0,3}\b(?:and|(?P<or>or))\b|,)[\s$]{0,9}(?:[a-zA-Z]\s{0,3}=\s{0,3})?"
+    r"\\(?:boxed|fbox|framebox)\s{0,3}\{"
 )
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe0e\ufe0f\ufeff]")
 ANSWER_PHRASE = re.compile(
@@ -55,7 +57,8 @@ LIST_MARK = re.compile(r"\s*(?:[-*+\u2022]|\(?[a-zA-Z]{1,4}[.)])[ \t]+")
 """Of an item of BULLETS or LETTERS. One letter alone is a choice, and one bullet may be a minus."""
 DISPLAYED = re.compile(r"\$\$[^$]+\$\$|\\\[.+?\\\]", re.DOTALL)
 STATEMENT_END = re.compile(
-    r"\n|(?<=\?)|(?:(?<!i\.e)(?<!e\.g)\.|!(?!\s*[-=+*/^<>]))(?P<closing>[*_$\"'”’)]*)(?!(?<=^[A-J]\.)\s+[^A-Z\s])(?:\s|$)"
+    r"\n|(?<=\?)|(?:(?<!i\.e)(?<!e\.g)\.|!(?!\s*[-=+*/^<>]))(?P<closing>[*_$\"'”’)]*)"
+    r"(?!(?<=^[A-J]\.)\s+[^A-Z\s])(?:\s|$)"
     r"|(?<=\S)[\s,;(]+(?:(?:because|since)\b|as\s+(?!well\b|if\b)(?<=,\sas\s))",
 )
 """The end of a sentence, but of no factorial or letter of a choice, or where it goes on to give a reason."""

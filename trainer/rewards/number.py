@@ -46,17 +46,19 @@ NUMBER_WORD = re.compile(
     re.IGNORECASE,
 )
 QUALIFIED = re.compile(
-    r"\b(?:or|plus|minus|versus|squared|cubed|factorial|at\s+(?:the\s+)?(?:very\s+)?(?:least|most)|[a-z]*(?:tenth|hundredth|thousandth)s?|fifths|halves"
-    r"|thirds|fourths|(?:six|seven|eigh|nin)ths|maybe|perhaps|possibly|probably|might|if|unless|but|depending|assuming"
-    r"|except|i\s+(?:think|guess|believe|suppose|hope))\b"
-    r"|\band\s+(?:up|over|above|below|under|more|less|(?:a|an|one|two|three)[\s-]+(?:half|third|quarter|fourth|fifth))\b",
+    r"\b(?:or|plus|minus|versus|squared|cubed|factorial|at\s+(?:the\s+)?(?:very\s+)?(?:least|most)"
+    r"|[a-z]*(?:tenth|hundredth|thousandth)s?|fifths|halves|thirds|fourths|(?:six|seven|eigh|nin)ths"
+    r"|maybe|perhaps|possibly|probably|might|if|unless|but|depending|assuming|except"
+    r"|i\s+(?:think|guess|believe|suppose|hope))\b"
+    r"|\band\s+(?:up|over|above|below|under|more|less"
+    r"|(?:a|an|one|two|three)[\s-]+(?:half|third|quarter|fourth|fifth))\b",
     re.IGNORECASE,
 )
 """Beside an answer, what makes another of it, or takes half of it back: `18 and a half`, `18 if Tom is right`."""
 CHANGED = re.compile(
-    r"\b(?:(?:more|less|fewer|greater|higher|lower)\s+than|up\s+to|almost|near|nearly|over|under|above|below|sin|cos|tan|log|ln"
-    r"|(?:minimum|maximum|half|third|quarter|fourth|fifth|tenth|percent|root|square|cube|twice|thrice|double|triple|negative)"
-    rf"(?:\s+of)?(?:\s+(?:the|a))?)[\s{CURRENCY}]*$",
+    r"\b(?:(?:more|less|fewer|greater|higher|lower)\s+than|up\s+to|almost|near|nearly|over|under|above|below"
+    r"|sin|cos|tan|log|ln|(?:minimum|maximum|half|third|quarter|fourth|fifth|tenth|percent|root|square|cube"
+    rf"|twice|thrice|double|triple|negative)(?:\s+of)?(?:\s+(?:the|a))?)[\s{CURRENCY}]*$",
     re.IGNORECASE,
 )
 """Right before an answer, what makes it a bound or another number."""
@@ -65,7 +67,8 @@ NAMED = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[A-Za-z]\()$")
 VARIABLE = re.compile(r"[\s(]*(?:(?:over|and|times|by)\s+)?(?:[abeiknxyz]|pi)[\s)]*")
 CIRCUMSTANCE = re.compile(
     r"(?:[\s$]+[A-Za-z][A-Za-z-]*)+?"
-    r"(?=(?P<rest>[\s,]+(?:(?:for|in|on|at|over|during|within)\s+(?![\d.,]+\W*$)|(?:that|from|after|before)\s+[a-z]).*))",
+    r"(?=(?P<rest>[\s,]+"
+    r"(?:(?:for|in|on|at|over|during|within)\s+(?![\d.,]+\W*$)|(?:that|from|after|before)\s+[a-z]).*))",
     re.DOTALL,
 )
 """After a number with its unit, what says when or what for: `18 dollars for 3 days`. Not `1 chance in 5`."""
@@ -82,17 +85,8 @@ UNITS = {
     for names in (
         *("mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre"),
         *("inch inche", "foot feet ft", "yard yd", "mile mi", "second sec", "minute min", "hour hr h", "day", "week"),
-        *(
-            "month",
-            "year yr",
-            "mg milligram",
-            "g gram",
-            "kg kilogram",
-            "ounce oz",
-            "pound lb",
-            "ml milliliter millilitre",
-        ),
-        *("liter l litre", "gallon", "cent", "dollar"),
+        *("month", "year yr", "mg milligram", "g gram", "kg kilogram", "ounce oz", "pound lb"),
+        *("ml milliliter millilitre", "liter l litre", "gallon", "cent", "dollar"),
     )
     for name in names.split()
 }
