@@ -36,11 +36,13 @@ def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
     its limit ends the run after the pod was billed.
     """
     data = config.data
-    if config.program.kind == "trainer" and isinstance(data, ArithmeticData):
+    if config.program.kind != "trainer":
+        return
+    if isinstance(data, ArithmeticData):
         yield from _reward_issues(config, "a problem of data=arithmetic", {})
         if isinstance(config.loop, GrpoLoop) and config.loop.loss_type == "dpo":
             yield Issue(f"dpo reads the column {REJECTED!r}, which data=arithmetic has not", "loop.loss_type")
-    if config.program.kind != "trainer" or not isinstance(data, Tabular | TextData):
+    if not isinstance(data, Tabular | TextData):
         return
     for name in ("path", "validation_path", "eval_path"):
         value = getattr(data, name, None) or ""
@@ -128,16 +130,13 @@ def _length_issues(config: Config, data: Gsm8kData, source: str, row: Mapping[st
     texts = {"worked": worked} | ({REJECTED: _text(row, REJECTED)} if loop.loss_type == "dpo" else {})
     if loop.loss_type == "dpo" and worked == texts[REJECTED] and data.on_bad_line == "error":
         yield Issue(f"{source} is no pair: its solution and its {REJECTED!r} are the same", "data.path")
+    most, severity, cure = loop.max_new_tokens, "warning", "raise it"
+    if not loop.filter_overlong_solutions:
+        severity, cure = "error", "raise it, or set loop.filter_overlong_solutions=true"
     for kind, text in texts.items():
-        tokens = _more_tokens(config, data, data.prompt.answer.format(answer=text), loop.max_new_tokens - 1)
+        tokens = _more_tokens(config, data, data.prompt.answer.format(answer=text), most - 1)
         if tokens is not None:
-            told = (
-                f"the {kind} response of {source} has {tokens + 1} tokens with its end, and {loop.max_new_tokens} fit"
-            )
-            cure = (
-                "raise it" if loop.filter_overlong_solutions else "raise it, or set loop.filter_overlong_solutions=true"
-            )
-            severity = "warning" if loop.filter_overlong_solutions else "error"
+            told = f"the {kind} response of {source} has {tokens + 1} tokens with its end, and {most} fit"
             yield Issue(f"{told}; {cure}", "loop.max_new_tokens", severity)
 
 
@@ -151,11 +150,10 @@ def _document_issues(
     if form is not None and form.remove:
         columns = {name: re.sub(form.remove, "", text) for name, text in columns.items()}
     text = "".join(columns.values()) if form is None else (form.prompt + form.answer).format_map(columns)
-    if (tokens := _more_tokens(config, data, text, config.loop.seq_len + 1)) is not None:
+    most = config.loop.seq_len + 1
+    if (tokens := _more_tokens(config, data, text, most)) is not None:
         fate, severity = ("left out", "warning") if data.long_documents == "skip" else ("refused", "error")
-        told = (
-            f"{source} is {fate}: it has {tokens} tokens or more, and loop.seq_len + 1 = {config.loop.seq_len + 1} fit"
-        )
+        told = f"{source} is {fate}: it has {tokens} tokens or more, and loop.seq_len + 1 = {most} fit"
         yield Issue(told, "data.long_documents", severity)
 
 
