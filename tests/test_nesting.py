@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from conf.json_lines import LineError, parse_json
 from controller.agent import attempts, control
 from controller.agent.attempts import SecretMask
 from controller.checks import input_first_row
@@ -28,7 +29,6 @@ from controller.resources.pod import capacity_log, refusals
 from controller.ssh.agent_link import AgentLink
 from controller.witness import stand_ins
 from tests.paths import ROOT
-from trainer.corpus.source import LineError, parse_json
 from trainer.environments.verifiers_env import parse_calls
 
 NESTED = "[" * 100_000
@@ -65,7 +65,7 @@ def read_all(folder: Path) -> None:
     (folder / "rows.jsonl").write_text(NESTED[:5000])
     refused(
         input_first_row._UnreadableError,
-        "line 1 cannot be read",
+        "line 1 is JSON that is nested too deeply",
         lambda: input_first_row._first_row(folder / "rows.jsonl", (), parquet=False),
     )
     (folder / "deep.py").write_text(f"x = {'-' * 20_000}1\n")

@@ -1,6 +1,5 @@
 """First row: the data on this machine can be read as rows with the columns that the config and the rewards name."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from conf.extension import wanted_by_name
 from conf.formats import HEAD_BYTES, PACKED_SUFFIXES, packed_form
+from conf.json_lines import HALF_SURROGATE, LineError, abbreviate, is_half_surrogate, parse_json
 from conf.schema.config import Config
 from conf.schema.training.data import ArithmeticData, Gsm8kData, JsonlData, ParquetData, TextData
 from conf.schema.training.loop import REJECTED, GrpoLoop, LmLoop
@@ -192,7 +192,7 @@ def _type_problem(data: Tabular, value: Any) -> str:
         value = value.value
     read = str | int | float if isinstance(data, Gsm8kData) else str
     is_missing = isinstance(value, float) and not math.isfinite(value)
-    return "" if isinstance(value, read) and not isinstance(value, bool) and not is_missing else json.dumps(value)[:80]
+    return "" if isinstance(value, read) and not isinstance(value, bool) and not is_missing else abbreviate(value)
 
 
 def _reward_issues(config: Config, source: str, row: Mapping[str, Any]) -> Iterator[Issue]:
@@ -242,16 +242,16 @@ def _first_row(file: Path, columns: Iterable[str], *, parquet: bool) -> dict[str
     if not line or len(line) == MAX_LINE_BYTES:
         return None
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise _UnreadableError(f"line {number} is not JSON: {error.msg}, at character {error.pos}") from None
+        row = parse_json(line)
+    except LineError as error:
+        raise _UnreadableError(f"line {number} {error}") from None
     except UnicodeDecodeError:
         raise _UnreadableError(f"line {number} is not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise _UnreadableError(f"line {number} cannot be read: {error}") from None
     if not isinstance(row, dict):
-        text = line[:80].decode(errors="replace")
-        raise _UnreadableError(f"line {number} is not an object with columns, but {text}")
+        raise _UnreadableError(f"line {number} is not an object with columns, but {abbreviate(row)}")
+    for column in columns:
+        if is_half_surrogate(str(row.get(column))):
+            raise _UnreadableError(f"line {number} {HALF_SURROGATE}, in column {column!r}")
     return row
 
 

@@ -4,9 +4,10 @@ import io
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from conf.json_lines import LineError, parse_json
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
-from trainer.corpus.source import LineError, first_line, parse_json
+from trainer.corpus.source import first_line
 
 PARQUET = ".parquet"
 MAX_ROW_BYTES = 2**26

@@ -3,13 +3,13 @@
 Row groups of Parquet are in `parquet.py`. A document is a row of named columns; plain text is one column, `text`.
 """
 
-import json
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import IO, Any, NamedTuple, Protocol
 
+from conf.json_lines import HALF_SURROGATE, LineError, abbreviate, is_half_surrogate, parse_json
 from conf.schema.training.data import CustomDocuments
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
@@ -30,10 +30,6 @@ Document = dict[str, str]
 
 class BadLineError(RunFileError):
     """A line, row or document is unusable; `data.on_bad_line` tells whether to skip it."""
-
-
-class LineError(ValueError):
-    """Why a line cannot be read, without its location."""
 
 
 class ColumnError(LineError):
@@ -256,48 +252,6 @@ def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
         return {column: row[column] for column in columns}
 
     return parse
-
-
-HALF_SURROGATE = "has half of a surrogate pair, which is no character"
-
-
-def is_half_surrogate(text: str) -> bool:
-    """Return whether a text has what JSON and Python allow but no encoding can write, such as U+D83D alone."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def parse_json(raw: bytes) -> Any:
-    """Return the value of a line of JSON. Raises LineError; other bytes than UTF-8 raise UnicodeDecodeError."""
-    try:
-        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_object)
-    except LineError:
-        raise
-    except json.JSONDecodeError as error:
-        raise LineError(f"is not JSON: {error.msg}, at character {error.pos} of the line") from None
-    except RecursionError:
-        raise LineError("is JSON that is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise
-    except ValueError:  # Python converts no more than 4300 digits
-        raise LineError("has a number with too many digits") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object. Raises LineError if it has a name twice, of which the reader would have to choose a value."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise LineError(f"has {twice!r:.80} more than once in an object")
-    return found
-
-
-def abbreviate(value: object) -> str:
-    """Return a value as JSON, cut, for messages."""
-    return json.dumps(value, default=repr)[:80]
 
 
 def first_line(error: Exception) -> str:

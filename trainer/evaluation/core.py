@@ -18,7 +18,7 @@ import yaml
 from etils import epath
 
 from conf.extension import EvaluatedModel
-from trainer.corpus.source import LineError, parse_json
+from conf.json_lines import LineError, parse_json
 from trainer.evaluation.statistics import Z_95
 
 BUNDLE = "eval_bundle"

@@ -206,6 +206,8 @@ def test_a_missing_mark_and_unreadable_lines_are_named(rows: Path) -> None:
     for line, message in (
         ("oops\n", "line 1 is not JSON"),
         ("[1]\n", r"line 1 is not an object with columns, but [1]"),
+        ('{"question": "a \\ud83d", "answer": "#### 4"}\n', "line 1 has half of a surrogate pair"),
+        ('{"question": "a", "answer": "4", "answer": "5"}\n', "line 1 has 'answer' more than once"),
     ):
         (rows / "a.jsonl").write_text(line)
         assert issues(rows, *QUESTIONS, *paths)[0].startswith(f"data.path: {rows}/a.jsonl: {message}")
