@@ -158,7 +158,8 @@ class RowProblems:
         measured = self._measure(problems, bad, key, has_pairs=has_pairs)
         self.bad_lines += bad
         if not measured:
-            raise RunFileError(f"{key}: no row of {path} can be used; the first: {bad[0]}")
+            told = f"no row of {path} can be used; the first: {bad[0]}" if bad else f"{path} has no rows"
+            raise RunFileError(f"{key}: {told}")
         fitting = [row for row in measured if row.prompt_tokens <= self._loop.max_prompt_length]
         self.num_too_long += len(measured) - len(fitting)
         if not fitting:

@@ -145,6 +145,14 @@ def test_a_bad_line_ends_the_run_or_is_skipped_and_counted(tmp_path: Path, line:
         asked(path, 0, 100, on_bad_line="skip")
 
 
+def test_data_without_rows_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n \n")
+    parquet.write_table(pa.Table.from_pylist(ROWS).slice(0, 0), tmp_path / "a.parquet")
+    for path in (tmp_path / "a.jsonl", tmp_path / "a.parquet"):
+        with pytest.raises(RunFileError, match=rf"^data\.path: {path} has no rows$"):
+            asked(path, 0, 100)
+
+
 def test_parquet_and_a_template_over_columns(tmp_path: Path) -> None:
     rows = [{"context": "Ann has 3 figs.", "ask": "How many?", "final": 3, "level": "easy"} for _ in range(4)]
     path = tmp_path / "rows-0.parquet"
