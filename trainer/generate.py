@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from conf.json_lines import HALF_SURROGATE, is_half_surrogate
 from conf.schema.training.run_yaml import RunFileError
 from conf.strict_json import dumps
 from trainer.corpus.rows import read_rows
@@ -91,6 +92,8 @@ def _read_prompts(file: Path, column: str) -> list[str]:
         if not isinstance(row, dict) or not isinstance(row.get(column), str):
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
             raise RunFileError(f"--prompts: {place} has no text under the key {column!r}; it has {keys}; set --column")
+        if is_half_surrogate(row[column]):
+            raise RunFileError(f"--prompts: {place} {HALF_SURROGATE}, in column {column!r}")
         found.append(row[column])
     if not found:
         raise RunFileError(f"--prompts: {file} is empty")

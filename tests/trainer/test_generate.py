@@ -50,6 +50,7 @@ def test_prompts_of_a_file_are_answered_in_their_order(
         (["--prompts", "{other}"], "line 1 has no text under the key 'prompt'; it has text; set --column"),
         (["--prompts", "{empty}"], "empty.jsonl is empty"),
         (["--prompts", "{missing}"], "line 1 has no text under the key 'prompt'; it has prompt"),
+        (["--prompts", "{half}"], "line 1 has half of a surrogate pair, which is no character, in column 'prompt'"),
         (["--prompts", "{packed}"], "packed.jsonl is compressed by gzip: unpack it with gunzip"),
         (["--prompt", "x", "--max-new-tokens", "8192"], "exceeds model.max_seq_len, 8192"),
         (["--prompt", "x", "--tokenizer", "nowhere"], "nowhere: there is no tokenizer"),
@@ -59,7 +60,11 @@ def test_what_cannot_be_answered_is_one_line(
     checkpoint: Path, words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contents = {"asked": b'{"prompt": "x"}\n{', "other": b'{"text": "x"}', "empty": b"\n"}
-    contents |= {"missing": b'{"prompt": NaN}', "packed": gzip.compress(b'{"prompt": "x"}')}
+    contents |= {
+        "missing": b'{"prompt": NaN}',
+        "half": b'{"prompt": "\\ud83d"}',
+        "packed": gzip.compress(b'{"prompt": "x"}'),
+    }
     files = {name: tmp_path / f"{name}.jsonl" for name in ("absent", *contents)}
     for name, content in contents.items():
         files[name].write_bytes(content)
