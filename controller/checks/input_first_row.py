@@ -134,7 +134,10 @@ def _length_issues(config: Config, data: Gsm8kData, source: str, row: Mapping[st
     if not loop.filter_overlong_solutions:
         severity, cure = "error", "raise it, or set loop.filter_overlong_solutions=true"
     for kind, text in texts.items():
-        tokens = _more_tokens(config, data, data.prompt.answer.format(answer=text), most - 1)
+        written = data.prompt.answer.format(answer=text)
+        if data.chat_template != "none":  # most templates write a turn without blanks around it
+            written = written.strip()
+        tokens = _more_tokens(config, data, written, most - 1)
         if tokens is not None:
             told = f"the {kind} response of {source} has {tokens + 1} tokens with its end, and {most} fit"
             yield Issue(f"{told}; {cure}", "loop.max_new_tokens", severity)

@@ -261,6 +261,7 @@ OWN = ("data.answer_mark=null", "data.solution_column=worked")
         ({}, ("loop=sft",), []),
         ({}, ("loop.max_new_tokens=2",), []),  # nothing learns from worked responses
         ({}, ("loop=sft", "loop.max_new_tokens=11"), []),
+        ({}, ("loop=sft", "loop.max_new_tokens=10", "data.chat_template=gemma"), []),
         (
             {},
             ("loop=sft", "loop.max_new_tokens=10"),
