@@ -121,7 +121,7 @@ def _longest_answer(given: dict[str, Any], *, is_drawn: bool) -> int:
         is_other_length = name.startswith(("max_", "min_")) and name not in (*LENGTHS, "min_p")
         plain = WITHOUT_EFFECT.get(name, value) if is_drawn or name not in SAMPLED else value
         if value is not None and (is_other_length or value != plain):
-            raise ValueError(f"gen_kwargs: {name}={value} has no effect here; a task sets it, or gen_kwargs does")
+            raise ValueError(f"gen_kwargs: {name}={value} has no effect here; null takes back a task's")
     return next(iter(lengths.values()), DEFAULT_NEW_TOKENS)
 
 
