@@ -16,7 +16,7 @@ from conf.schema.training.data import ANSWER_MARK, CustomQuestions, Gsm8kData, R
 from conf.schema.training.loop import REJECTED, GrpoLoop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus.rows import Row, read_rows
-from trainer.data.prompting import Draw, Problem, PromptEncoder
+from trainer.data.prompting import Draw, Problem, PromptEncoder, Question
 from trainer.extension import load_extension
 
 FIRST_DRAW, REDRAW = 0, 1
@@ -169,8 +169,7 @@ class RowProblems:
     def _measure(self, problems: list[Problem], bad: list[str], key: str, *, has_pairs: bool) -> list[_Measured]:
         """Return problems with their lengths; what is no pair is a bad row."""
         questions, measured = self._encoder.encode(problems), list[_Measured]()
-        rejected = [Problem("", "", rejected_response(problem.row)) for problem in problems] if has_pairs else []
-        others = self._encoder.encode(rejected) if has_pairs else questions
+        others = encode_rejected(self._encoder, [problem.row for problem in problems]) if has_pairs else questions
         for problem, question, other in zip(problems, questions, others, strict=True):
             if has_pairs and other.solution_tokens == question.solution_tokens:
                 message = f"{problem.place} is no pair: its solution and its {REJECTED!r} are the same"
@@ -267,7 +266,7 @@ def _collect(
                 raise RowError(row.problem)
             problem = parse(row.value)._replace(place=row.location)
             if has_pairs:
-                rejected_response(problem.row)
+                _rejected_response(problem.row)
             problems.append(problem)
         except RowError as error:
             _refuse_or_skip(cfg, f"{row.location} {error}", error.key or key, bad)
@@ -281,7 +280,12 @@ def _refuse_or_skip(cfg: RowData, message: str, key: str, bad: list[str]) -> Non
     bad.append(message)
 
 
-def rejected_response(row: Mapping[str, Any] | None) -> str:
+def encode_rejected(encoder: PromptEncoder, rows: Sequence[Mapping[str, Any] | None]) -> list[Question]:
+    """Return the responses that the rows' solutions are preferred to, each as the worked one of an empty question."""
+    return encoder.encode([Problem("", "", _rejected_response(row)) for row in rows])
+
+
+def _rejected_response(row: Mapping[str, Any] | None) -> str:
     """Return the response that a row's solution is preferred to. Raises RowError if it has none."""
     return _text(row or {}, REJECTED, "loop.loss_type")
 

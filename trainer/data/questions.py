@@ -8,7 +8,7 @@ from functools import cached_property
 from conf.schema.training.data import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
 from conf.schema.training.loop import REJECTED, GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.data.gsm8k import PHASES, RowProblems, fitting_solutions, rejected_response
+from trainer.data.gsm8k import PHASES, RowProblems, encode_rejected, fitting_solutions
 from trainer.data.prompting import Draw, Problem, ProblemSource, PromptEncoder, Question
 
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
@@ -125,10 +125,10 @@ class QuestionSet:
 
     def rejected(self, questions: list[Question]) -> list[Question]:
         """Return the questions with the response of their column `rejected`."""
-        problems = [Problem("", "", rejected_response(question.row)) for question in questions]
+        others = encode_rejected(self.prompt_encoder, [question.row for question in questions])
         return [
             question._replace(solution_tokens=other.solution_tokens)
-            for question, other in zip(questions, self.prompt_encoder.encode(problems), strict=True)
+            for question, other in zip(questions, others, strict=True)
         ]
 
     def _limit_solutions(self, made: ArithmeticProblems, loop: GrpoLoop) -> int:
