@@ -239,7 +239,8 @@ def _key_path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:
     at: Any = raw
     for i, part in enumerate(loc):
         is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
-        if not is_key and i < len(loc) - 1:
+        is_tag = isinstance(at, dict) and part == at.get("kind")
+        if not is_key and (is_tag or i < len(loc) - 1):
             continue
         path.append(str(part))
         at = at[part] if is_key else None  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -22,7 +22,7 @@ COMMAND = ["program=command", "program.command=[a]"]
     [
         ([*TINY, "tpu.acelerator_type=v4-8"], "tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"),
         ([*TINY, "loop.stepz=3"], "loop.stepz: unknown key; did you mean loop.steps?"),
-        (["+experiment=trm_sudoku", "loop.steps=100"], "loop.puzzle: steps: 50000 epochs are 65104 updates; set"),
+        (["+experiment=trm_sudoku", "loop.steps=100"], "loop: steps: 50000 epochs are 65104 updates; set"),
         ([*TINY, "data.prompt.answer='{a.b}'"], "data.prompt: answer: {…} must contain only a column name; write {{"),
         (
             [*TINY, "run.name=null"],
