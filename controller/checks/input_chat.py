@@ -123,6 +123,7 @@ def _files(config: Config, data: QuestionData) -> "TokenizerFiles | None":
     asset = config.assets.models.get(folder.removeprefix(ASSET)) if folder.startswith(ASSET) else None
     if asset is None or not str(asset.source).startswith(HUB):
         return None
-    if data.chat_template == "none" and lookup_problem(hub_endpoint()):
-        return None  # without a network, a note is not worth the import of the Hub's library
-    return hub_tokenizer(parse_source(str(asset.source)))
+    problem = lookup_problem(hub_endpoint())
+    if problem and data.chat_template == "none":
+        return None  # a note is not worth the import of the Hub's library
+    return hub_tokenizer(parse_source(str(asset.source)), problem)

@@ -79,13 +79,13 @@ def _prompt_keys(asked: str | None, address: SourceAddress) -> dict[str, Any]:
     return {"chat_template": asked, "bos": None, "eos": None}
 
 
-def hub_tokenizer(address: SourceAddress) -> "TokenizerFiles":
-    """Return what a repository says about prompts; its attributes also raise HubFileError."""
+def hub_tokenizer(address: SourceAddress, unreachable: str = "") -> "TokenizerFiles":
+    """Return what a repository says about prompts, see `hub_file`; its attributes also raise HubFileError."""
     from conf.chat_template import TokenizerFiles
 
     def read(name: str) -> bytes | None:
         try:
-            return hub_file(address, name).read_bytes()
+            return hub_file(address, name, unreachable).read_bytes()
         except HubFileAbsentError:
             return None
 
@@ -98,9 +98,13 @@ def _is_of_another(tokenizer: Any, others: Set[str]) -> bool:
     return tokenizer == MISSING_TOKENIZER or (asset is not None and asset[1] in others)
 
 
-def hub_file(address: SourceAddress, name: str) -> Path:
-    """Return a small file of a repository, downloaded once per revision. Raises HubFileError if it cannot be read."""
+def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
+    """Return a small file of a repository, downloaded once per revision. Raises HubFileError if it cannot be read.
+
+    unreachable: why the Hub cannot be asked now, which then says why a file was not read that is not in the cache.
+    """
     from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import (
         GatedRepoError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - httpx's
@@ -117,6 +121,8 @@ def hub_file(address: SourceAddress, name: str) -> Path:
         return Path(kept)
     if kept is _CACHED_NO_EXIST:
         raise HubFileAbsentError(f"{page} has no {name}")
+    if unreachable and not HF_HUB_OFFLINE:
+        raise HubFileError(unreachable)
     try:
         where = {"revision": address.revision, "endpoint": endpoint, "etag_timeout": TIMEOUT_SECONDS}
         return Path(hf_hub_download(repository, name, **where))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from controller.checks import input_chat
 from controller.checks.input_chat import turns_are_the_models_own
 from controller.localcloud.hub import HubServer
 from tests.composed import config_of
@@ -194,3 +195,26 @@ def test_a_repository_is_asked_for_the_turns_of_its_tokenizer(
     assert said(*other) == [], "what cannot be read is reported by another check"
     [unread] = said(*other, "data.chat_template=qwen", "data.bos=null")
     assert unread.startswith("note data.chat_template: the template beside assets://mine/tokenizer.json was not read: ")
+
+
+def test_without_a_network_only_what_was_read_before_is_judged(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    described = json.dumps(own(OWN["qwen2_5"])["tokenizer_config.json"]).encode()
+    for name in ("known", "other"):
+        write(hub.state.folder / f"models/acme/{name}", {"tokenizer_config.json": described})
+
+    def said(name: str) -> list[str]:
+        source = f"+assets.models.mine.source=hf://acme/{name}/*"
+        turns = ("data.chat_template=qwen", "data.bos=null")
+        made = config_of("+experiment=quickstart", source, "data.tokenizer=assets://mine/tokenizer.json", *turns)
+        return [f"{finding.severity} {finding}" for finding in turns_are_the_models_own(made, make_context(None))]
+
+    [differs] = said("known")
+    monkeypatch.setattr(input_chat, "lookup_problem", lambda _: "the Hub cannot be looked up")
+    hub.state.requests.clear()
+    assert said("known") == [differs]
+    [unread] = said("other")
+    assert unread.endswith("the template beside assets://mine/tokenizer.json was not read: the Hub cannot be looked up")
+    assert hub.state.requests == []
