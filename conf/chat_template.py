@@ -119,9 +119,9 @@ class ChatTemplate:
         Messages and tools may be those of OpenAI's chat completions, with the arguments of calls as a mapping.
         """
         said = [message._asdict() if isinstance(message, ChatMessage) else message for message in messages]
-        given = {**self._tokens, "messages": said, "tools": list(tools) or None, "add_generation_prompt": ask}
+        given = {"messages": said, "tools": list(tools) or None, "documents": None, "add_generation_prompt": ask}
         try:
-            return self._compiled.render(given)
+            return self._compiled.render(self._tokens | given)
         except Exception as error:  # a template is a program: it may fail in any way
             if f"'{CLOCK}' is undefined" in str(error):
                 told = f"it asks for today's date ({CLOCK}), and a run has none"

@@ -37,6 +37,11 @@ def test_a_built_in_form_is_the_familys_own_template(case: dict[str, Any]) -> No
     assert template_end(case["template"]) == BUILT_IN[case["template"]].special[-1]
 
 
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_what_is_not_given_is_none_as_in_transformers(name: str) -> None:
+    assert ChatTemplate(f"{{{{ {name} is none }}}}", {}).render(HI) == "True"
+
+
 def template_end(name: str) -> str | None:
     return ChatTemplate.built_in(name, None).end_of_turn(["<eos>", "<start_of_turn>", *BUILT_IN[name].special])
 
