@@ -80,7 +80,7 @@ def _prompt_keys(asked: str | None, address: SourceAddress) -> dict[str, Any]:
 
 
 def hub_tokenizer(address: SourceAddress, unreachable: str = "") -> "TokenizerFiles":
-    """Return what a repository says about prompts, see `hub_file`; its attributes also raise HubFileError."""
+    """Return what a repository, or a folder of it, says about prompts; its attributes also raise HubFileError."""
     from conf.chat_template import TokenizerFiles
 
     def read(name: str) -> bytes | None:
@@ -99,7 +99,7 @@ def _is_of_another(tokenizer: Any, others: Set[str]) -> bool:
 
 
 def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
-    """Return a small file of a repository, downloaded once per revision. Raises HubFileError if it cannot be read.
+    """Return a small file of an address, downloaded once per revision. Raises HubFileError if it cannot be read.
 
     unreachable: why the Hub cannot be asked now, which then says why a file was not read that is not in the cache.
     """
@@ -116,6 +116,7 @@ def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
 
     endpoint = (os.environ.get("HF_ENDPOINT") or PUBLIC_HUB).rstrip("/")
     repository, page = address.repository, f"{endpoint}/{address.repository}"
+    name = f"{address.folder}{name}"
     kept = try_to_load_from_cache(repository, name, revision=address.revision)
     if isinstance(kept, str):
         return Path(kept)
@@ -246,8 +247,7 @@ def _file_of_asset(source: str, data: Mapping[str, Any]) -> Path:
 
 def _file_of_hub(source: str, folder: str = "") -> Path:
     try:
-        address = parse_source(source)
-        return hub_file(address, f"{address.folder}{folder}/{FILE}".lstrip("/"))
+        return hub_file(parse_source(source), f"{folder}/{FILE}".lstrip("/"))
     except ValueError as error:
         raise _UnreadableError(str(error)) from None
 

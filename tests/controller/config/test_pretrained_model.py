@@ -208,6 +208,13 @@ def test_a_models_name_says_that_it_was_tuned_where_its_files_forget_the_end_of_
     assert (data.chat_template, data.eos) == (chat, None if chat == "own" else "<eos>")
 
 
+def test_a_model_in_a_folder_of_a_repository_has_what_is_beside_it(tuned: HubServer) -> None:
+    describe_on_hub(tuned, {"eos_token": "<other>"}, name="several")
+    describe_on_hub(tuned, CHAT, name="several/tuned")
+    data: Any = config_of(*ON_HF, "model.weights=hf://acme/several/tuned/*").data
+    assert (data.tokenizer, data.chat_template, data.eos) == ("assets://several/tokenizer.json", "own", None)
+
+
 @pytest.mark.parametrize("chat", ["own", "gemma", "qwen"])
 def test_turns_that_are_asked_for_stay(chat: str, tuned: HubServer) -> None:
     data: Any = config_of(*ON_HF, f"data.chat_template={chat}", "data.bos=null").data
