@@ -103,10 +103,11 @@ def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
 
     unreachable: why the Hub cannot be asked now, which then says why a file was not read that is not in the cache.
     """
-    from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import (
         GatedRepoError,
+        HFValidationError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - httpx's
         OfflineModeIsEnabled,
         RemoteEntryNotFoundError,
@@ -117,21 +118,17 @@ def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
     endpoint = (os.environ.get("HF_ENDPOINT") or PUBLIC_HUB).rstrip("/")
     repository, page = address.repository, f"{endpoint}/{address.repository}"
     name = f"{address.folder}{name}"
-    kept = try_to_load_from_cache(repository, name, revision=address.revision)
-    if isinstance(kept, str):
-        return Path(kept)
-    if kept is _CACHED_NO_EXIST:
-        raise HubFileAbsentError(f"{page} has no {name}")
-    if unreachable and not HF_HUB_OFFLINE:
-        raise HubFileError(unreachable)
     try:
         where = {"revision": address.revision, "endpoint": endpoint, "etag_timeout": TIMEOUT_SECONDS}
-        return Path(hf_hub_download(repository, name, **where))
+        kept = try_to_load_from_cache(repository, name, revision=address.revision)
+        if kept is None and (HF_HUB_OFFLINE or not unreachable):
+            kept = hf_hub_download(repository, name, **where)
     except (HTTPError, ImportError, OSError, ValueError) as error:  # of a package for proxies of SOCKS
         reasons: dict[type[Exception], str] = {
-            GatedRepoError: f"it is gated; accept its license at {page}, then run `hf auth login` or export HF_TOKEN",
+            GatedRepoError: f"{page} is gated; accept its license there, then run `hf auth login` or export HF_TOKEN",
             RepositoryNotFoundError: f"there is no public repository {page}; for a private one, export HF_TOKEN",
             RevisionNotFoundError: f"{page} has no revision {address.revision}",
+            HFValidationError: f"{repository} is no name of a repository",
         }
         link: BaseException | None = error
         while link is not None:
@@ -143,6 +140,11 @@ def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
                     raise HubFileError(reason) from None
             link = link.__cause__
         raise HubFileError(f"{page} does not answer ({' '.join(str(error).split())[:200]})") from None
+    if kept is None:
+        raise HubFileError(unreachable)
+    if not isinstance(kept, str):  # the cache knows that there is none
+        raise HubFileAbsentError(f"{page} has no {name}")
+    return Path(kept)
 
 
 def _special_tokens(described: Mapping[str, Any]) -> dict[str, str | None]:
@@ -253,26 +255,7 @@ def _file_of_hub(source: str, folder: str = "") -> Path:
 
 
 def _downloaded(repository: str) -> Path:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - httpx's
-        RepositoryNotFoundError,
-    )
-
-    if isinstance(kept := try_to_load_from_cache(repository, FILE), str):
-        return Path(kept)
-    page = f"https://huggingface.co/{repository}"
     try:
-        get_hf_file_metadata(hf_hub_url(repository, FILE), timeout=TIMEOUT_SECONDS)
-        return Path(hf_hub_download(repository, FILE))
-    except GatedRepoError:
-        raise _UnreadableError(f"it is gated; accept its license at {page}, then run `hf auth login`") from None
-    except RepositoryNotFoundError:
-        raise _UnreadableError(f"there is no such folder here, and no public repository {page}") from None
-    except EntryNotFoundError:
-        raise _UnreadableError(f"{page} has no {FILE}") from None
-    except (HTTPError, ImportError, OSError, ValueError) as error:  # of a package for proxies of SOCKS
-        why = " ".join(str(error).split())[:200]
-        raise _UnreadableError(f"there is no such folder here, and {page} does not answer ({why})") from None
+        return hub_file(parse_source(f"{HUB}{repository}"), FILE)
+    except HubFileError as error:
+        raise _UnreadableError(f"there is no such folder here, and {error}") from None

@@ -49,10 +49,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise found
         return f"{found}/config.json"
 
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_url", lambda repository, _: repository)
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda repository, **_: find(repository))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, _: find(repository))
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, *_, **__: find(repository))
     return folders
 
 
@@ -76,7 +75,7 @@ def test_sources_are_folders_files_assets_and_repositories(known):
 
 
 def test_a_kept_copy_needs_no_network(monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: f"{GEMMA}/config.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: f"{GEMMA}/config.json")
     assert complete({"config_json": "google/gemma-2-2b"}).dim == 32
 
 
@@ -88,15 +87,22 @@ def gone(kind: type[Exception]) -> Exception:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (gone(errors.GatedRepoError), "it is gated; accept its license at https://huggingface.co/a/b, then run `hf"),
-        (gone(errors.RepositoryNotFoundError), "there is no such folder here, and no public repository https://"),
-        (gone(errors.EntryNotFoundError), "https://huggingface.co/a/b has no config.json"),
-        (OSError("no route"), "there is no such folder here, and https://huggingface.co/a/b does not answer (no"),
+        (gone(errors.GatedRepoError), "https://huggingface.co/a/b is gated; accept its license there, then run `hf"),
+        (gone(errors.RepositoryNotFoundError), "there is no public repository https://huggingface.co/a/b; for a"),
+        (gone(errors.RemoteEntryNotFoundError), "https://huggingface.co/a/b has no config.json"),
+        (OSError("no route"), "https://huggingface.co/a/b does not answer (no route)"),
     ],
 )
 def test_a_repository_that_cannot_be_read_is_named(known, answer, words):
     known["a/b"] = answer
-    assert problem({"config_json": "a/b"}).startswith(f"model.config_json: a/b: {words}")
+    named = problem({"config_json": "a/b"})
+    assert named.startswith(f"model.config_json: a/b: there is no such folder here, and {words}")
+
+
+@pytest.mark.parametrize("name", ["../mine", "models/gemma.git", "my--own/gemma"])
+def test_a_folder_that_is_not_there_and_no_name_of_a_repository_is_named(name):
+    words = f"{name}: there is no such folder here, and {name} is no name of a repository"
+    assert problem({"config_json": name}) == f"model.config_json: {words}"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +305,7 @@ def test_the_tokenizer_of_the_weights_that_it_replaces_goes(tuned: HubServer) ->
         ("hf://acme", "model.weights: 'hf://acme' is neither hf://"),
         ("hf://datasets/acme/rows", "model.weights: hf://datasets/acme/rows is a data set; name a model"),
         ("hf://acme/none", "there is no public repository http://127.0.0.1:"),
-        ("hf://acme/gated", "it is gated; accept its license at http://127.0.0.1:"),
+        ("hf://acme/gated", "/acme/gated is gated; accept its license there, then run"),
         ("hf://acme/Tuned-2.5B@v9", "has no revision v9"),
         ("hf://acme/open", "acme/open has no tokenizer_config.json"),
     ],
