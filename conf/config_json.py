@@ -294,8 +294,8 @@ def _theta(parameters: Mapping[str, Any], name: str, fields: Mapping[str, Any], 
 
 def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `model.rope_scaling` for rope_parameters or rope_scaling, with transformers' defaults."""
-    for name in parameters.keys() & ROPE_TYPES.keys():
-        _require(f"rotary {name}", parameters[name], ROPE_TYPES[name])
+    for name, value in parameters.items():
+        _require(f"rotary {name}", value, ROPE_TYPES.get(name, object))
     kind, older = parameters.get("rope_type"), parameters.get("type")
     if kind and older and kind != older:
         raise _unsupported("rotary type", older, f"rope_type is {kind!r}")

@@ -132,6 +132,7 @@ def test_local_layers_have_their_own_rotary_parameters():
         ({"rope_scaling": YARN | {"factor": True}}, "rotary factor: True is not supported: a number is required"),
         ({"rope_scaling": YARN | {"truncate": "no"}}, "rotary truncate: 'no' is not supported: true or false"),
         ({"rope_scaling": YARN | {"beta_fast": [32]}}, "rotary beta_fast: [32] is not supported: a number or null"),
+        ({"rope_scaling": YARN | {"factor": "", "truncate": 0, "type": 1}}, "rotary factor: '' is not supported"),
         ({"rope_scaling": YARN | {"type": "linear"}}, "rotary type: 'linear' is not supported: rope_type is 'yarn'"),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, "rotary rope_type: ['yarn'] is not supported: a text is required"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: 'LlamaForSequenceClassification' is"),
