@@ -240,11 +240,13 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Adds é<
 def test_tools_are_described_by_the_template_that_knows_their_calls(name: str, system: Any, folder: Path) -> None:
     """Else in the words of Hermes and Qwen, in the system's message; a description is text, too."""
     describe(folder, OWN[name], TOKENS[name])
-    if name == "gemma2":
-        return  # it has no message of the system
     encoder = asked(folder)
     assert encoder.chat is not None
     said = [("tools", json.dumps([TOOL])), *system, ("user", "1?")]
+    if name == "gemma2":
+        with pytest.raises(RunFileError, match=r"data\.chat_template: it cannot write .*: System role not supported"):
+            encoder.encode([Problem("", "", "", messages=said)])
+        return
     (question,) = encoder.encode([Problem("", "", "", messages=said)])
     turns = [ChatMessage(*turn) for turn in said[1:]]
     if name.startswith("qwen"):
