@@ -57,15 +57,14 @@ def load_chat(data: QuestionData, tokenizer: Tokenizer) -> "Chat | None":
     """Return the turns that `data` asks for, None for plain text. Raises RunFileError."""
     if data.chat_template == "none":
         return None
-    form = BUILT_IN.get(data.chat_template)
-    for name in () if form is None else reversed(form.special):
-        loading.special_id(tokenizer, name, KEY)
     if not isinstance(tokenizer, LibraryTokenizer):
         raise RunFileError(f"{KEY}: needs the model's tokenizer.json, not data.tokenizer={data.tokenizer}")
-    if form is None:
+    if (form := BUILT_IN.get(data.chat_template)) is None:
         if (chat := own_chat(data.tokenizer, tokenizer)) is None:
             raise RunFileError(f"{KEY}: there is no template beside {data.tokenizer}; copy it there, or set none")
         return chat
+    for name in form.special:
+        loading.special_id(tokenizer, name, KEY)
     bos = data.bos or form.bos
     if bos:
         loading.special_id(tokenizer, bos, "data.bos" if data.bos else KEY)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from conf.chat_template import BUILT_IN
 from conf.schema.training.data import ArithmeticData, Gsm8kData, Prompt
@@ -101,10 +101,15 @@ def test_every_prompt_of_conf_asks_the_question_last(name: str) -> None:
     assert len(question.prompt) < 2000  # some 500 tokens
 
 
-def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
+def test_what_the_tokenizer_does_not_know_is_named(file: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFileError, match=r"data\.eos: the tokenizer has no special token <\|end\|>; it has"):
         prompting(file, "none", eos="<|end|>")
+    library = Tokenizer(models.BPE())
+    library.add_special_tokens(["<start_of_turn>"])
+    library.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(RunFileError, match=r"data\.chat_template: the tokenizer has no special token <end_of_turn>"):
+        prompting(tmp_path / "tokenizer.json", "gemma")
+    with pytest.raises(RunFileError, match=r"data\.chat_template: needs .* tokenizer\.json, not data\.tokenizer=bytes"):
         PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | {"chat_template": "gemma"}))
     with pytest.raises(RunFileError, match=r"data\.tokenizer: characters requires a text"):
         PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | {"tokenizer": "characters"}))
