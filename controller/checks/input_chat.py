@@ -25,7 +25,12 @@ def turns_are_the_models_own(config: Config, context: Context) -> Iterator[Issue
     shows the prompt of a model's own template, or why a template beside the tokenizer is not used.
     """
     data = config.data
-    if config.program.kind != "trainer" or not isinstance(data, QuestionData) or data.tokenizer == MISSING_TOKENIZER:
+    if config.program.kind != "trainer" or not isinstance(data, QuestionData):
+        return
+    if data.tokenizer == MISSING_TOKENIZER:
+        if data.chat_template != "none":
+            needed = f"needs the model's tokenizer.json, not data.tokenizer={MISSING_TOKENIZER}"
+            yield Issue(f"{needed}; set that, or {KEY}=none", KEY)
         return
     from conf.chat_template import BUILT_IN, TOOL_USE, ChatTemplate, ChatTemplateError
 

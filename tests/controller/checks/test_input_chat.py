@@ -136,6 +136,13 @@ def test_what_cannot_be_used_or_is_not_used_is_said(files: Any, words: Any, said
     assert len(finding.splitlines()) == 1
 
 
+@pytest.mark.parametrize("form", ["own", "gemma"])
+def test_bytes_have_no_turns(form: str, tmp_path: Path) -> None:
+    [finding] = found(tmp_path, {}, "data.tokenizer=bytes", f"data.chat_template={form}", "data.bos=null")
+    assert finding.startswith("error data.chat_template: needs the model's tokenizer.json, not data.tokenizer=bytes; ")
+    assert found(tmp_path, {}, "data.tokenizer=bytes") == []
+
+
 def test_the_name_of_a_folder_says_that_its_model_was_tuned(tmp_path: Path) -> None:
     files = own(OWN["gemma2"], {"bos_token": "<bos>", "eos_token": "<eos>"}) | {"config.json": {"eos_token_id": 1}}
     for name, said in (("gemma-2-9b-it", "the model was tuned on a chat"), ("gemma-2-9b", "the model stops at <eos>")):
