@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from conf.environment import Messages
+from conf.environment import TOOLS, Messages
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
 
@@ -250,7 +250,7 @@ def as_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
         turns.append(("user" if role == "tool" else "system" if role == "developer" else role, text))
         previous = role
     if tools:
-        turns.insert(0, ("tools", json.dumps(tools, ensure_ascii=False)))
+        turns.insert(0, (TOOLS, json.dumps(tools, ensure_ascii=False)))
     return turns
 
 

@@ -35,7 +35,8 @@ def write_params(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
 def read_model(folder: epath.Path, wanted: AnyModel | None = None) -> AnyModel:
     """Return the model of the stored weights. Raises StoreError.
 
-    wanted: where it has a `config_json`, that says what the fields of the weights' own that we do not know do not.
+    wanted: the model of the run. If it has a `config_json`, that one describes it, and unknown fields of the
+    config.json beside the weights are left out.
     """
     file = folder / DESCRIPTION_FILE
     if run_weights.is_checkpoint(folder):
