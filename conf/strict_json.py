@@ -42,7 +42,9 @@ def _explained(value: Any) -> Any:
         return [_explained(each) for each in value]
     reasons: dict[str, str] = {}
     found = _finite(value, (), reasons)
-    return {**found, REASONS: {**found.get(REASONS, {}), **reasons}} if isinstance(found, dict) and reasons else found
+    if not reasons or not isinstance(found, dict) or not isinstance(theirs := found.get(REASONS, {}), dict):
+        return found  # or a program has a key of this name
+    return {**found, REASONS: {**theirs, **reasons}}
 
 
 def _finite(value: Any, where: tuple[str, ...], reasons: dict[str, str]) -> Any:

@@ -60,6 +60,7 @@ def strict(text: str) -> Any:
         ({4: NAN, 5: 1.0}, {"4": None, "5": 1.0, "not_finite": {"4": "nan"}}),
         ({"a": None, "b": NAN, "not_finite": {"a": "inf"}},
          {"a": None, "b": None, "not_finite": {"a": "inf", "b": "nan"}}),
+        ({"loss": NAN, "not_finite": 3}, {"loss": None, "not_finite": 3}),
         (NAN, None),
         ("NaN", "NaN"),
     ],
