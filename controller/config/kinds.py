@@ -40,7 +40,7 @@ class _KindLoader(ConfigLoaderImpl):
         loaded = [super(_KindLoader, self)._load_single_config(default, repo) for default in defaults]
         plain = [OmegaConf.to_container(result.config) for result in loaded]
         for default, result, data in zip(defaults, loaded, plain, strict=True):
-            file = Path(result.path.removeprefix("file://"), f"{default.config_path}.yaml")
+            file = Path(result.path.removeprefix("file://"), f"{str(default.config_path).removesuffix('.yaml')}.yaml")
             restore_texts(result.config, data, file, default.package or "")
         found = [[*_kinds(data, ())] for data in plain]
         for number, kinds in enumerate(found):

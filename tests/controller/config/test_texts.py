@@ -135,7 +135,8 @@ def test_a_file_and_the_command_line_reach_the_config(tmp_path: Path) -> None:
     assert config.env.vars == {"M": "1_1", "SEED": "10", **written, "V_0": "1.10"}
     assert config.program.command == ("python", "3.10", "007")
     assert (config.env.python, config.run.seed) == ("3.10", 10)
-    assert config_of("+experiment=vals", folder=tmp_path).env.vars["V_0"] == "3.10"
+    for name in ("vals", "vals.yaml"):
+        assert config_of(f"+experiment={name}", folder=tmp_path).env.vars["V_0"] == "3.10"
     assert config_of("+experiment=vals", "tpu=mine", folder=tmp_path).tpu.runtime_version == "1.10"
     assert problems_of("+experiment=vals", "run.name=1.10", folder=tmp_path)[0].startswith(
         "run.name: '1.10' is invalid"
