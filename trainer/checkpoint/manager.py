@@ -358,10 +358,10 @@ class Retention:
 
         What is not finite is no score: the checkpoint never is the best.
         """
+        self._scores.pop(step, None)
         if math.isfinite(value):
             self._scores[step] = value
         elif self._writes and self._best:
-            self._scores.pop(step, None)
             print(f"WARNING: {self._best.metric} after update {step} is {value}: it cannot be the best", flush=True)
         self.write()
 

@@ -26,7 +26,7 @@ from tests.trainer.buckets import bucket as bucket
 from tests.trainer.conftest import make_mesh
 from trainer.checkpoint import manager as checkpoint_manager
 from trainer.checkpoint.manager import BrokenCheckpointError, CheckpointManager
-from trainer.checkpoint.storage import create_file, without_lines
+from trainer.checkpoint.storage import RunStorage, create_file, without_lines
 
 
 def arrays(step: int, *sizes: int) -> dict[str, jax.Array]:
@@ -158,6 +158,16 @@ def test_what_is_no_number_neither_is_nor_displaces_the_best(tmp_path, state, mo
         checkpoints.save(2, state, {})
     assert names(tmp_path / "new") == ["2"]
     assert not (tmp_path / "new/scores.json").exists()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_an_evaluation_that_is_repeated_and_no_number_takes_the_score_back_on_all_processes(tmp_path, writes):
+    settings = kept(1, best={"metric": "eval_loss", "mode": "min"})
+    root = epath.Path(tmp_path)
+    scores = checkpoint_manager.Retention(root, settings, RunStorage(str(root)), writes)
+    for step, loss in ((1, 0.5), (2, 0.7), (1, math.nan)):
+        scores.record_score(step, loss)
+    assert scores.best_step([1, 2]) == 2
 
 
 def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, state):
