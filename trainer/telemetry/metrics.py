@@ -76,18 +76,18 @@ class MetricsLogger:
             return
         self._metrics_file.close()
         self._transcripts_file.close()
-        lines: dict[str, list[dict[str, Any]]] = {}
+        kept: dict[str, list[bytes]] = {}
         for name in (METRICS_FILE, TRANSCRIPTS_FILE):
             local, remote = self.local / name, self._remote / name
             source = local if local.stat().st_size or not remote.exists() else remote
-            kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
-            local.write_bytes(b"".join(kept))
-            lines[name] = [json.loads(line) for line in kept]
-        self._recorded |= dict(_evaluation(line) for line in lines[METRICS_FILE] if "evaluation" in line)
+            kept[name] = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
+            local.write_bytes(b"".join(kept[name]))
+        lines = [json.loads(line) for line in kept[METRICS_FILE]]
+        self._recorded |= dict(_evaluation(line) for line in lines if "evaluation" in line)
         self._metrics_file = (self.local / METRICS_FILE).open("a")
         self._transcripts_file = (self.local / TRANSCRIPTS_FILE).open("a")
         self._events.add_event(_session_start_event(step))
-        for line in lines[METRICS_FILE]:
+        for line in lines:
             if line["step"] == step:
                 self._events.add_event(_line_event(line))
 
