@@ -83,9 +83,7 @@ def expand_grid(overrides: Sequence[str], sweep: Sweep, folder: Path) -> list[Va
     Raises:
         ConfigError: as `split_overrides`; or an interval, which has no grid points.
     """
-    given = {word.lstrip("+").partition("=")[0] for word in overrides}
-    further = [f"{key}={value}" for key, value in sweep.params.items() if key not in given]
-    same, space = split_overrides([*overrides, *further], folder)
+    same, space = split_overrides(_with_params(overrides, sweep), folder)
     if space.intervals:
         key = next(iter(space.intervals)).rstrip("=")
         raise ConfigError(f"{key}: a grid needs values, not an interval; list values or set sweep.search")
@@ -102,7 +100,7 @@ def rounding_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:
     from hydra.core.override_parser.types import RangeSweep
 
     notes = list[str]()
-    for word in (*overrides, *(f"{key}={value}" for key, value in sweep.params.items())):
+    for word in _with_params(overrides, sweep):
         value: Any = None
         if "range(" in word:
             value = OverridesParser.create().parse_override(normalize_override(word)).value()
@@ -116,6 +114,12 @@ def rounding_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:
                     f"rounding; without it: {before}"
                 )
     return notes
+
+
+def _with_params(overrides: Sequence[str], sweep: Sweep) -> list[str]:
+    """Return the overrides, and those of `sweep.params` whose keys they do not give."""
+    given = {word.lstrip("+").partition("=")[0] for word in overrides}
+    return [*overrides, *(f"{key}={value}" for key, value in sweep.params.items() if key not in given)]
 
 
 def _parse_choices(override: Any, word: str, folder: Path) -> tuple[str, ...]:

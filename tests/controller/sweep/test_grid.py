@@ -99,6 +99,7 @@ def test_what_a_sweep_cannot_hold_is_refused_with_the_cure(word: str, said: str)
 def test_a_range_of_floats_that_holds_its_own_end_is_noted(values: str, last: str) -> None:
     notes = rounding_notes([*GRID, f"optimizer.lr={values}"], sweep(params={"run.seed": "3"}))
     assert notes == rounding_notes([], sweep(params={"optimizer.lr": values}))
+    assert rounding_notes(["optimizer.lr=1"], sweep(params={"optimizer.lr": values})) == []
     assert len(notes) == bool(last)
     for note in notes:
         assert note.startswith(f"optimizer.lr: the last value of the range, {last}, is its end ")
