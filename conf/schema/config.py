@@ -158,7 +158,9 @@ def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
     if problems := [*_unprintable_values(raw)]:
         return None, problems
     try:
-        return Config.model_validate(raw), []
+        config = Config.model_validate(raw)
+        problems = [*_booleans_as_numbers(raw, config)]
+        return (None if problems else config), problems
     except ValidationError as error:
         problems = [_problem(raw, item) for item in error.errors()]
         unknown = [_key_path(raw, e["loc"]) for e in error.errors() if e["type"] == "extra_forbidden"]
@@ -231,6 +233,20 @@ def _unprintable_values(value: Any, key: str = "") -> Iterator[ConfigProblem]:
         inner = f"{key}.{name}".lstrip(".")
         yield from _unprintable_values(str(name), inner)
         yield from _unprintable_values(child, inner)
+
+
+def _booleans_as_numbers(raw: Any, made: Any, key: str = "") -> Iterator[ConfigProblem]:
+    """Yield the keys whose boolean pydantic has made a number."""
+    made = vars(made) if isinstance(made, BaseModel) else made
+    if isinstance(raw, bool) and type(made) in (int, float):
+        text = json.dumps(raw)
+        yield ConfigProblem(key, f"must be a number, not {text}; YAML reads yes and on as true, no and off as false")
+    elif isinstance(raw, dict) and isinstance(made, dict):
+        for name in filter(made.__contains__, raw):
+            yield from _booleans_as_numbers(raw[name], made[name], f"{key}.{name}".lstrip("."))
+    elif isinstance(raw, list) and isinstance(made, tuple | list):
+        for number, (child, inner) in enumerate(zip(raw, made, strict=False)):
+            yield from _booleans_as_numbers(child, inner, f"{key}.{number}")
 
 
 def _key_path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:

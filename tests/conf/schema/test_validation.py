@@ -37,12 +37,28 @@ COMMAND = ["program=command", "program.command=[a]"]
             "env.vars.B: must be text, not null; if it is meant as text, quote it: B",
         ),
         ([*TINY, "run.name=-x"], "run.name: '-x' is invalid; use 1 to 42 characters a-z, 0-9, _ and -, with a letter"),
+        ([*TINY, "run.seed=true"], "run.seed: must be a number, not true; YAML reads yes and on as true, no and off"),
+        ([*TINY, "budget={max_hours: 2, max_usd: true}"], "budget.max_usd: must be a number, not true; YAML"),
+        (
+            [*TINY, "optimizer.schedule={kind: piecewise, points: [[0, 0.5], [5, true]]}"],
+            "optimizer.schedule.points.1.1: must be a number, not true",
+        ),
         ([*TINY, "tpu.name=1x"], "tpu.name: '1x' is invalid; use 1 to 63 characters a-z, 0-9 and -, starting with"),
     ],
 )
 def test_a_mistake_names_its_key_and_the_cure(words: list[str], said: str) -> None:
     [found] = problems_of(*words)
     assert found.startswith(said)
+
+
+@pytest.mark.parametrize(("form", "read"), [("yes", "true"), ("Off", "false"), ("1", None)])
+def test_a_boolean_of_a_file_is_no_number(form: str, read: str | None, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\nrun: {{name: mine, seed: {form}}}\n")
+    found = compose([*COMMAND, "+experiment=mine"], extra_dir=tmp_path)
+    said = f"run.seed: must be a number, not {read}; YAML reads yes and on as true, no and off as false"
+    assert [*map(str, found[1])] == ([said] if read else [])
+    assert (found[0] is None) is bool(read)
 
 
 def test_every_error_comes_at_once() -> None:
