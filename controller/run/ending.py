@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from conf.strict_json import restored
 from controller.context import Context
 from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.text import object_url
@@ -68,7 +69,7 @@ class Ending:
         assert attempt.outcome is not None, "a run that was followed to its end"
         ended = self.context.clock.now()
         ends = sorted(attempt.outcome.ends)
-        summary: dict[str, Any] = next((end["summary"] for _, end in ends if end["summary"]), {})
+        summary: dict[str, Any] = restored(next((end["summary"] for _, end in ends if end["summary"]), {}))
         seconds = round(max(0.0, ended - attempt.launched), 1)
         cleanup = self.plan.config.cleanup.on_success
         return Result(self.plan.run_id, "finished", attempt.number, ended, seconds, summary, cleanup)

@@ -108,8 +108,8 @@ def begin(runner: AttemptRunner) -> float:
     return now
 
 
-def ended(verdict: Verdict, launched: float) -> AttemptResult:
-    end: Any = {"summary": {"loss": 1.5}, "log_tail": "", "code": 0, "signal": None}
+def ended(verdict: Verdict, launched: float, **summary: Any) -> AttemptResult:
+    end: Any = {"summary": {"loss": 1.5} | summary, "log_tail": "", "code": 0, "signal": None}
     return AttemptResult(1, AttemptOutcome(verdict, ((0, end),)), launched=launched)
 
 

@@ -1,5 +1,6 @@
 """The program has ended and the bucket does not answer: what is billed goes at once, the records follow."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ class Stage:
         self.clock, self.outage_until, self.error = ManualClock(), 0.0, STORM
         self.deleted, self.attempts = list[float](), 0
         self.others, self.verdict = set[str](), Verdict(VerdictKind.FINISHED)
+        self.summary = dict[str, Any]()
         for name in ("sleep", "monotonic"):
             patch.setattr(context.clock, name, getattr(self.clock, name))
         patch.setattr(context.clock, "boot_time", self.clock.monotonic)
@@ -74,7 +76,7 @@ class Stage:
         self.attempts += 1
         now = begin(runner)
         self.outage_until = self.clock.elapsed + self.outage_seconds
-        return ended(self.verdict, now)
+        return ended(self.verdict, now, **self.summary)
 
     def up(self, outage_seconds: float = FOREVER, **cleanup: str) -> Result | None:
         self.outage_seconds = outage_seconds
@@ -119,6 +121,15 @@ def test_a_result_that_is_never_taken_is_kept_and_recorded_by_the_next_verb(stag
     assert result is not None
     assert (result, result.summary) == (stage.ledger.result(), {"loss": 1.5})
     assert not file.exists()
+
+
+def test_a_number_that_json_has_not_is_one_in_the_result(stage: Stage) -> None:
+    """The bundled trainer writes its summary as all JSON is written."""
+    stage.summary = {"accuracy": None, "not_finite": {"accuracy": "nan"}}
+    result = stage.up(outage_seconds=0.0)
+    for found in (result, stage.ledger.result()):
+        assert found is not None
+        assert repr(found.summary) == repr({"loss": 1.5, "accuracy": math.nan})
 
 
 @pytest.mark.parametrize(
