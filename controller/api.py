@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from conf.schema.config import Config
+from conf.strict_json import restored
 from controller.core.errors import ConfigError, SlipwayError
 from controller.records import index
 from controller.records.recorder import run_folder
@@ -218,7 +219,7 @@ def metrics(run: str, *, phase: str | None = None, state: Path | None = None) ->
     file = run_folder(state or RunOptions().state_dir, run) / "metrics.jsonl"
     if not file.is_file():
         raise ConfigError(f"{run}: this machine has no metrics of it; `slipway status --run {run}` shows where")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [restored(json.loads(line)) for line in file.read_text().splitlines()]
     return [line for line in lines if phase is None or line.get("phase") == phase]
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from conf.strict_json import dumps
+from controller import api
 from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.core.events import Event
 from controller.records import index
 from controller.records.index import LastCommand, load_last_command, save_last_command
 from controller.records.ledger import Alert, AlertRecord, Result
-from controller.records.recorder import program_name
+from controller.records.recorder import program_name, run_folder
 from controller.records.table import as_csv, diff_records, filter_rows, flat, format_table, select_runs
 from tests.golden import golden
 
@@ -30,6 +31,15 @@ ROWS = [
 
 def names(*conditions: str, sort: str | None = None, last: int | None = None) -> list[str]:
     return [row["run"] for row in filter_rows(ROWS, conditions, sort, last)]
+
+
+def test_metrics_have_the_numbers_that_json_has_not(tmp_path: Path) -> None:
+    file = run_folder(tmp_path, "a-1") / "metrics.jsonl"
+    file.parent.mkdir(parents=True)
+    lines = [{"step": 1, "phase": "train", "loss": math.nan}, {"step": 1, "phase": "eval", "loss": 0.5}]
+    file.write_text("".join(f"{dumps(line)}\n" for line in lines))
+    assert repr(api.metrics("a-1", state=tmp_path)) == repr(lines)
+    assert api.metrics("a-1", phase="eval", state=tmp_path) == lines[1:]
 
 
 def test_conditions_order_and_number() -> None:
