@@ -1,7 +1,8 @@
 """Keeps composed configs on disk, because importing and running Hydra takes longer than the rest of `plan`.
 
-A key is a hash of everything that Hydra reads: the bundled and the user's YAML, the overrides, and the environment
-variables that the bundled YAML names. A config that may depend on anything else, or hold a secret, is not kept.
+A key is a hash of everything that composing reads: the bundled and the user's YAML, the overrides, the environment
+variables that the bundled YAML names, and the schema, which says which keys take text. A config that may depend on
+anything else, or hold a secret, is not kept.
 """
 
 import hashlib
@@ -34,6 +35,7 @@ def cache_file(overrides: Sequence[str], extra_dir: Path | None) -> Path | None:
     names = {name for read in bundled.values() for name in _ENVIRONMENT.findall(read.decode())}
     key = hashlib.sha256()
     rules = [_modified(f"controller.config.{name}") for name in ("compose", "kinds", "texts")]
+    rules += [path.stat().st_mtime_ns for path in sorted((CONFIG_DIR / "schema").rglob("*.py"))]
     where = [str(CONFIG_DIR), str(extra_dir), _modified("hydra"), *rules, _plugins()]
     variables = {name: os.environ.get(name) for name in sorted(names)}
     key.update(json.dumps([where, list(overrides), variables]).encode())

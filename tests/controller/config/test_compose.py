@@ -1,6 +1,7 @@
 """Overrides and groups become one config, kept until what Hydra reads has changed; its complaints become ours."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -304,6 +305,13 @@ def test_whatever_hydra_reads_is_in_the_key(own: Path, monkeypatch: pytest.Monke
     look()
     monkeypatch.setattr(composed_cache, "_modified", lambda module: 1)  # another version of Hydra
     look()
+    bundled = tmp_path / "conf"
+    (bundled / "schema" / "training").mkdir(parents=True)
+    monkeypatch.setattr(composed_cache, "CONFIG_DIR", bundled)
+    for number in (1, 2):
+        (schema := bundled / "schema" / "training" / "loop.py").touch()
+        os.utime(schema, ns=(number, number))
+        look()
     assert len({file.name for file in keys if file}) == len(keys)
 
 
