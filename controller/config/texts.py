@@ -98,7 +98,15 @@ def restore_texts(config: Any, plain: Any, file: Path, package: str) -> None:
     Raises:
         ConfigError: the file has a number to the base 60 or 8, such as 1:30 or 010.
     """
-    places, numbers = [*_misread(plain, ())], [*_numbers(plain, ())]
+    from conf.schema.text_keys import is_text
+
+    places: list[tuple[Any, ...]] = []
+    numbers: list[tuple[tuple[Any, ...], float]] = []
+    for path, value in _unquoted(plain, ()):
+        if is_text(tuple(map(str, path))):
+            places.append(path)
+        elif not isinstance(value, bool):
+            numbers.append((path, value))
     if not (places or numbers) or not file.is_file():  # it is one of Hydra's own
         return
     written = file.read_text("utf-8")
@@ -111,7 +119,7 @@ def restore_texts(config: Any, plain: Any, file: Path, package: str) -> None:
     root, above = loader.get_single_node(), len([*filter(None, package.split("."))])
     for path, number in doubtful:
         text = _written(loader, root, path[above:])
-        if OTHER_BASE.fullmatch(text) and (":" in text or int(text) != number):
+        if OTHER_BASE.fullmatch(text) and (":" in text or int(text.replace("_", "")) != number):
             key = ".".join(map(str, path))
             raise ConfigError(f"{file}: {key}: YAML reads {text} as {number:g}; write the number that is meant")
     for path in places:
@@ -121,25 +129,12 @@ def restore_texts(config: Any, plain: Any, file: Path, package: str) -> None:
         node[path[-1]] = _written(loader, root, path[above:])
 
 
-def _misread(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the places of numbers and booleans that the schema takes only as text."""
-    from conf.schema.text_keys import is_text
-
+def _unquoted(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], float]]:
+    """Yield the numbers and booleans, with their places."""
     if isinstance(value, dict | list):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _misread(child, (*path, key))
-    elif isinstance(value, bool | int | float) and is_text(tuple(map(str, path))):
-        yield path
-
-
-def _numbers(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], float]]:
-    """Yield the numbers that the schema does not take as text, with their places."""
-    from conf.schema.text_keys import is_text
-
-    if isinstance(value, dict | list):
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _numbers(child, (*path, key))
-    elif isinstance(value, int | float) and not isinstance(value, bool) and not is_text(tuple(map(str, path))):
+            yield from _unquoted(child, (*path, key))
+    elif isinstance(value, bool | int | float):
         yield path, value
 
 
