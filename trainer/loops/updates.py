@@ -6,6 +6,7 @@ previous update. Everything is compiled before the first update.
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
@@ -115,9 +116,7 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
                     self._save(done, state)
         profiler.close()
         results = self._evaluate(loop.steps, state)
-        for counts in gather_tree(self.stream.left_out()).values():
-            for name, count in counts.items():
-                results |= {name: results.get(name, 0) + count} if count else {}
+        results |= sum(map(Counter, gather_tree(self.stream.left_out()).values()), Counter())  # without those of 0
         self.log.summarize(**{n: x for n, x in results.items() if "/" not in n}, steps=loop.steps)
 
     def _should_save(self, done: int) -> bool:
