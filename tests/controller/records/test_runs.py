@@ -20,6 +20,7 @@ from controller.records.index import LastCommand, load_last_command, save_last_c
 from controller.records.ledger import Alert, AlertRecord, Result
 from controller.records.recorder import program_name, run_folder
 from controller.records.table import as_csv, diff_records, filter_rows, flat, format_table, select_runs
+from tests.conf.test_strict_json import strict
 from tests.golden import golden
 
 ROWS = [
@@ -101,10 +102,6 @@ def test_the_last_row_of_a_run_counts_and_a_torn_line_is_named(home: Path, capsy
     assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
     assert said.err.startswith(f"warning: {index.index_file(home)}: line 5 cannot be read; ")
-
-
-def strict(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON: {text}"))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
