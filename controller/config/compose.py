@@ -295,9 +295,9 @@ def check_experiment_files(folder: Path, overrides: Iterable[str]) -> None:
     """
     for override in overrides:
         key, _, name = override.lstrip("+").partition("=")
-        file = folder / "experiment" / f"{name}.yaml"
+        file = folder / "experiment" / f"{name.removesuffix('.yaml')}.yaml"
         if key == "experiment" and re.fullmatch(r"[\w.-]+", name) and file.is_file():
-            _check(file, f"{folder.name}/experiment/{name}.yaml")
+            _check(file, f"{folder.name}/experiment/{file.name}")
 
 
 def _check(file: Path, shown: str) -> None:

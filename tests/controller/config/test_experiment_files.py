@@ -114,9 +114,10 @@ def test_the_file_and_the_missing_line_are_named(tmp_path: Path, content: str, m
     file.write_text("\n# @package _global_\n# a blank line may stand above\nrun: {name: mine}\n")
     assert config_of("+experiment=mine", "program=command", folder=tmp_path / "slipway").run.name == "mine"
     file.write_text(content)
-    with pytest.raises(ConfigError) as caught:
-        compose(["+experiment=mine"], extra_dir=tmp_path / "slipway")
-    assert message in str(caught.value)
+    for name in ("mine", "mine.yaml"):
+        with pytest.raises(ConfigError) as caught:
+            compose([f"+experiment={name}"], extra_dir=tmp_path / "slipway")
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("experiment", sorted(LAUNCHED))
