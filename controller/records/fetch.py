@@ -9,15 +9,17 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from controller.core.errors import CloudError, ConfigError
-from controller.core.text import finite_number, is_folder, object_url
+from controller.core.text import finite_number, is_folder, object_url, one_line
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
+from controller.records.local_names import split_names
 
 PART_BYTES = 8 << 20
 
@@ -62,12 +64,11 @@ def _list_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[Re
         return
 
 
-def local_path(folder: Path, path: str) -> Path:
-    """Return where a file goes. Raises ConfigError if its name would lead out of the folder."""
-    parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or "\0" in path or PurePosixPath(path).is_absolute():
-        raise ConfigError(f"get: the object name {path!r} is no path inside a folder")
-    return folder.joinpath(*parts)
+def local_files(files: Sequence[RemoteFile], folder: Path) -> tuple[dict[Path, RemoteFile], dict[str, str]]:
+    """Return where each file goes, and why each other one is not written, by its path: see `local_names`."""
+    kept, refused = split_names(file.path for file in files)
+    by_path = {file.path: file for file in files}
+    return {folder / path: by_path[path] for path in kept}, refused
 
 
 def is_complete(file: RemoteFile, target: Path) -> bool:
@@ -176,13 +177,12 @@ def complete_steps(google: GoogleClient, bucket: str, run_id: str) -> list[int]:
 def _best_step(google: GoogleClient, bucket: str, run_id: str, steps: list[int]) -> int | None:
     try:
         known: dict[str, Any] = json.loads(google.download(bucket, f"runs/{run_id}/{SCORES_FILE}"))
-    except NotFoundError:
-        return None
-    scores = {int(step): finite_number(value) for step, value in known["scores"].items() if int(step) in steps}
+        scores = {int(step): finite_number(value) for step, value in known["scores"].items() if int(step) in steps}
+        best = min if known["mode"] == "min" else max
+    except (NotFoundError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None  # there is none, or somebody else's file of this name
     scores = {step: value for step, value in scores.items() if value is not None}
-    if not scores:
-        return None
-    return (min if known["mode"] == "min" else max)(sorted(scores), key=scores.__getitem__)
+    return best(sorted(scores), key=scores.__getitem__) if scores else None
 
 
 def fetch_checkpoint(
@@ -218,15 +218,17 @@ def fetch_checkpoint(
         for other in (folder / "checkpoints").glob("*"):
             if other.name != str(step):
                 shutil.rmtree(other)
-        missing = [file for file in files if not is_complete(file, local_path(folder, file.path))]
-        total = sum(file.size for file in missing)
-        for file in missing:
-            path = file.path
+        targets, refused = local_files(files, folder)
+        for path, why in refused.items():
+            print(f"warning: not copied: {one_line(path)}: {why}", file=sys.stderr)
+        missing = {target: file for target, file in targets.items() if not is_complete(file, target)}
+        total = sum(file.size for file in missing.values())
+        for target, file in missing.items():
 
-            def advance(size: int, path: str = path) -> None:
+            def advance(size: int, path: str = file.path) -> None:
                 moved(path, size, total)
 
-            fetch_file(google, bucket, file, local_path(folder, path), advance)
+            fetch_file(google, bucket, file, target, advance)
     except OSError as error:
         raise ConfigError(f"run.state_dir: {folder} cannot be written: {error.strerror}") from None
     return folder / "checkpoints" / str(step)

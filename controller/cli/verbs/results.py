@@ -1,5 +1,6 @@
 """What a run leaves, on this machine: `slipway get`, `export`, `chat` and `generate` (docs/use-weights.md)."""
 
+import errno
 import importlib.util
 import re
 import sys
@@ -14,10 +15,10 @@ from pathlib import Path
 from conf.strict_json import dumps
 from controller.cli.main import Command
 from controller.context import format_size
-from controller.core.errors import ConfigError
-from controller.core.text import plural, printable
+from controller.core.errors import CloudError, ConfigError
+from controller.core.text import one_line, plural, printable
 from controller.core.this_process import run_program
-from controller.gcp.google_errors import GoogleError
+from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.records import recorder
 from controller.records.fetch import (
     BEST,
@@ -28,13 +29,15 @@ from controller.records.fetch import (
     fetch_file,
     is_complete,
     list_files,
-    local_path,
+    local_files,
 )
 from controller.run.session import Session, open_session
 
 RUN_ID = re.compile(r"-[0-9a-f]{8}(-r\d+)?$")
 WIDTH = 79
 BUCKET = "gs://"
+OF_ONE_FILE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+"""What the name of one file can be the cause of: another file system than the names were checked for."""
 
 
 def run_get(command: Command) -> int:
@@ -48,13 +51,17 @@ def run_get(command: Command) -> int:
         if command.flags.list:
             _print_listing(files, as_json=command.flags.json)
             return 0
-        fetched = _download(session, files, folder, quiet=command.flags.json)
+        there, fetched, skipped = _download(session, files, folder, quiet=command.flags.json)
+    for path, why in skipped.items():
+        print(f"warning: skipped {one_line(path)}: {why}", file=sys.stderr)
     if command.flags.json:
-        print(dumps({"folder": str(folder), "files": [f.path for f in files], "downloaded": fetched}))
+        rows = [{"path": path, "why": why} for path, why in skipped.items()]
+        print(dumps({"folder": str(folder), "files": there, "downloaded": fetched, "skipped": rows}))
     else:
-        same = f", {len(files) - fetched} of them unchanged" if fetched < len(files) else ""
-        print(f"{plural(len(files), 'file')} in {folder}/{same}")
-    return 0
+        same = f", {len(there) - fetched} of them unchanged" if fetched < len(there) else ""
+        left = f"; {len(skipped)} skipped" if skipped else ""
+        print(f"{plural(len(there), 'file')} in {folder}/{same}{left}")
+    return 1 if skipped else 0
 
 
 def _raise_if_path(command: Command) -> None:
@@ -68,22 +75,37 @@ def _raise_if_path(command: Command) -> None:
     )
 
 
-def _download(session: Session, files: list[RemoteFile], folder: Path, *, quiet: bool) -> int:
-    """Download the files that the folder does not have; return how many. A failure keeps what is complete."""
+def _download(
+    session: Session, files: list[RemoteFile], folder: Path, *, quiet: bool
+) -> tuple[list[str], int, dict[str, str]]:
+    """Download the files that the folder does not have. A failure keeps what is complete.
+
+    Returns:
+        The paths that are there, how many were downloaded, and why each skipped one is not there.
+    """
     if not folder.exists():
         _create_ignored(folder)
-    missing = [file for file in files if not is_complete(file, local_path(folder, file.path))]
-    line, total = _ProgressLine(quiet=quiet), sum(file.size for file in missing)
-    for number, file in enumerate(missing, 1):
-        label = f"{number}/{len(missing)}  {file.path}"
-        show, target = partial(line.show, label, total), local_path(folder, file.path)
+    targets, skipped = local_files(files, folder)
+    missing = {target: file for target, file in targets.items() if not is_complete(file, target)}
+    line, total = _ProgressLine(quiet=quiet), sum(file.size for file in missing.values())
+    for number, (target, file) in enumerate(missing.items(), 1):
+        show = partial(line.show, f"{number}/{len(missing)}  {file.path}", total)
         try:
             fetch_file(session.context.google, session.plan.bucket, file, target, show)
+        except GoogleError as error:
+            if not isinstance(error, NotFoundError):
+                raise
+            skipped[file.path] = str(error)
+        except CloudError as error:  # of this object alone
+            skipped[file.path] = str(error)
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise ConfigError(f"get: cannot write {target}: {reason}; choose another folder with --to") from None
+            if error.errno not in OF_ONE_FILE:
+                raise ConfigError(f"get: cannot write {target}: {reason}; choose another folder with --to") from None
+            skipped[file.path] = f"cannot be written: {reason}"
     line.clear()
-    return len(missing)
+    there = [file.path for file in targets.values() if file.path not in skipped]
+    return there, len([file for file in missing.values() if file.path not in skipped]), skipped
 
 
 def _create_ignored(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from conf.schema.config import Config
 from controller.core.errors import CloudError, ConfigError
 from controller.records import fetch, restore
-from controller.records.fetch import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files, local_path
+from controller.records.fetch import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files
 from controller.run.options import RunOptions
 from tests.fakes.google import MemoryStorage
 from tests.golden import golden
@@ -81,10 +81,17 @@ def test_an_empty_file_arrives_and_content_that_is_not_what_was_listed_is_refuse
     assert not (tmp_path / "b").exists()
 
 
-def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
-    for path in ("../x", "a/../../x", "/etc/passwd", "a\0b"):
-        with pytest.raises(ConfigError, match="is no path inside a folder"):
-            local_path(tmp_path, path)
+def test_of_a_checkpoint_no_bad_name_is_copied_and_the_rest_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = dict.fromkeys(("state/a", "../../../../planted", "/etc/planted", "state/.git/config", "s\x1bc"), b"x")
+    bucket = MemoryStorage(bucket={f"runs/r-1/checkpoints/3/{name}": content for name, content in below.items()})
+    folder = fetch_checkpoint(bucket, "bucket", "r-1", 3, tmp_path / "a/state", lambda *_: None)
+    written = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert written == [(folder / "state/a").relative_to(tmp_path).as_posix()]
+    said = capsys.readouterr().err
+    assert said.count("warning: not copied: ") == 4
+    assert "\x1b" not in said
 
 
 def test_a_checkpoint_is_copied_once_and_replaces_another(tmp_path: Path) -> None:
@@ -231,9 +238,10 @@ def test_a_score_that_is_no_number_is_not_the_best(run: Path, scores: dict[str, 
 
 
 def test_a_run_without_scores_has_no_best_and_one_without_checkpoints_says_so(run: Path) -> None:
-    (run / "scores.json").unlink()
-    with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
-        config(f"model.weights=run:{RUN}@best")
+    for odd in ("[]", "{", "[" * 9999, '{"scores": []}', '{"scores": {"x": 1}}', '{"scores": {"4": 1}}', None):
+        (run / "scores.json").write_text(odd) if odd else (run / "scores.json").unlink()
+        with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
+            config(f"model.weights=run:{RUN}@best")
     for file in run.glob("checkpoints/*/commit_success.txt"):
         file.unlink()
     with pytest.raises(ConfigError, match=f"{RUN} has no complete checkpoint in .* yet; the bundled trainer saves"):

@@ -1,0 +1,108 @@
+"""`get` among what strangers have put beside the results: nothing that tools obey is written, and the rest arrives."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.cli import main
+from controller.cli.verbs import results
+from controller.core.errors import CloudError
+from controller.gcp.google_errors import GoogleError
+from tests.fakes.google import MemoryStorage
+
+RUN = "run-0a1b2c3d"
+GOOD = {"result.json": b"{}", "logs/attempt-1/worker-0.log": b"hello", "checkpoints/3/d/0": b"x" * 5000, "empty": b""}
+ROGUE = b"[core]\n\tfsmonitor = touch ran\n\trepositoryformatversion = 0\n\tbare = false\n[alias]\n\tst = !touch ran\n"
+REPOSITORY = {"HEAD": b"ref: refs/heads/main\n", "config": ROGUE, "objects/x": b"", "refs/heads/x": b"", "index": b""}
+BAD = {
+    **{f".git/{name}": content for name, content in REPOSITORY.items()},
+    **{f"sub/.GIT/{name}": content for name, content in REPOSITORY.items()},
+    ".envrc": b"touch ran", "a/conftest.py": b"open('ran', 'w')", "../../out": b"", "/etc/out": b"", "x\x1b[2Jy": b"",
+    "json.py": b"", "-rf": b"", "a//b": b"", "result.json/x/.vscode/tasks.json": b"",
+}  # fmt: skip
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryStorage:
+    """The run's bucket, whose session needs no cloud."""
+    storage = MemoryStorage(b={f"runs/{RUN}/{name}": content for name, content in {**GOOD, **BAD}.items()})
+
+    @contextmanager
+    def opened(options: Any) -> Iterator[Any]:
+        del options
+        plan, ledger = SimpleNamespace(run_id=RUN, bucket="b"), SimpleNamespace(prefix=f"runs/{RUN}")
+        yield SimpleNamespace(plan=plan, ledger=ledger, context=SimpleNamespace(google=storage))
+
+    monkeypatch.setattr(results, "open_session", opened)
+    return storage
+
+
+def files_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".gitignore"}
+
+
+def test_get_skips_what_tools_obey_and_writes_the_rest(
+    bucket: MemoryStorage, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del bucket
+    folder = home.parent / "got"
+    assert main.run(["get", RUN, "--to", str(folder)]) == 1
+    said = capsys.readouterr()
+    assert files_below(folder) == set(GOOD)
+    assert {name: (folder / name).read_bytes() for name in GOOD} == GOOD
+    assert said.out == f"{len(GOOD)} files in {folder}/; {len(BAD)} skipped\n"
+    assert said.err.count("warning: skipped ") == len(BAD)
+    assert "\x1b" not in said.err
+    assert [path.name for path in home.parent.iterdir()] == ["got"], "nothing is outside"
+    assert main.run(["get", RUN, "--to", str(folder), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["downloaded"], set(document["files"])) == (0, set(GOOD))
+    assert {row["path"] for row in document["skipped"]} == set(BAD)
+    if shutil.which("git"):
+        for place in (folder, folder / "logs"):
+            subprocess.run(["git", "status"], cwd=place, capture_output=True, check=False)
+        assert not list(folder.rglob("ran"))
+
+
+def test_a_bare_repository_is_none_without_its_head(
+    bucket: MemoryStorage, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del home
+    bucket.buckets["b"] = {f"runs/{RUN}/deep/er/{name}": content for name, content in REPOSITORY.items()}
+    assert main.run(["get", RUN, "--to", "got"]) == 1
+    assert files_below(Path("got")) == {f"deep/er/{name}" for name in REPOSITORY if name != "HEAD"}
+    assert "deep/er/HEAD: would make the folder a git repository" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CloudError("the downloaded content does not match its checksum"), 1),
+        (IsADirectoryError(21, "Is a directory"), 1),
+        (OSError(36, "File name too long"), 1),
+        (OSError(28, "No space left on device"), 2),
+        (GoogleError("get", 503, "UNREACHABLE", "no network"), 2),
+    ],
+)
+def test_a_damaged_object_is_skipped_and_a_full_disk_is_not(
+    bucket: MemoryStorage, home: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    bucket.buckets["b"] = {f"runs/{RUN}/{name}": content for name, content in GOOD.items()}
+    really = results.fetch_file
+
+    def fetch(google: Any, bucket: str, file: Any, *more: Any) -> None:
+        if file.path == "logs/attempt-1/worker-0.log":
+            raise error
+        really(google, bucket, file, *more)
+
+    monkeypatch.setattr(results, "fetch_file", fetch)
+    assert main.run(["get", RUN, "--to", str(home.parent / "got")]) == code
+    if code == 1:
+        assert files_below(home.parent / "got") == set(GOOD) - {"logs/attempt-1/worker-0.log"}
