@@ -214,7 +214,7 @@ class ReplacedRuns:
         content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
         if content is None:
             return None
-        document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"))
+        document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"), run_id)
         if not _has_sampler_pods(document):
             return None
         return plan_from_record(document, recorded_config(document, Path.cwd()), context.google, state)

@@ -10,19 +10,27 @@ started.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
-from controller.core.json_documents import append_lines, checked, dump, has_format, load
+from controller.core.json_documents import append_lines, checked, dump, format_problem, has_format, load, type_problem
 
 if TYPE_CHECKING:
     from controller.gcp.client import GoogleClient
 
 RunRow = dict[str, Any]
+ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
+YEAR_9999 = 253370764800
+LARGEST = {"created": YEAR_9999, "ended": YEAR_9999} | dict.fromkeys(
+    ("seconds", "pod_hours", "usd", "attempts", "seed"), 1e15
+)
+"""Bounds of numbers that are shown; no NaN is below one."""
 MAX_ROW_BYTES = 7000
 """Maximum bytes of a row in the bucket: custom metadata is limited to 8 KiB."""
 
@@ -31,19 +39,72 @@ def index_file(state: Path) -> Path:
     return state / "runs" / "index.jsonl"
 
 
-def load_rows(state: Path, damaged: list[int] | None = None) -> list[RunRow]:
-    """Return every run that this state folder knows, oldest first; the numbers of damaged lines go into `damaged`.
+class RowKeys(TypedDict, total=False):
+    """What readers rely on; a row may have the changed keys only, and further ones of a later Slipway."""
+
+    run: Required[str]
+    created: float | None
+    ended: float | None
+    seconds: float | None
+    pod_hours: float | None
+    usd: float | None
+    attempts: int | None
+    seed: int | None
+    metrics: dict[str, Any] | None
+    overrides: list[str] | None
+    pods: list[dict[str, Any]] | None
+    name: str | None
+    state: str | None
+    reason: str | list[str] | None
+    program: str | None
+    samples_for: str | None
+    sweep: str | None
+    project: str | None
+    bucket: str | None
+    cloud: str | None
+    type: str | None
+    zone: str | None
+    commit: str | None
+    code: str | None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that is not in the table: the number of its line, or the name of its object, and why."""
+
+    where: int | str
+    why: str
+    is_later: bool = False
+    """Whether a later Slipway may read it."""
+
+
+def load_rows(state: Path, left_out: list[LeftOut] | None = None) -> list[RunRow]:
+    """Return every run that this state folder knows, oldest first; what is no row of ours goes into `left_out`.
 
     A crash or a full disk may cut a line short.
     """
     file = index_file(state)
     found: dict[str, RunRow] = {}
-    for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
-        if row := _parse_row(line, str(file)):
+    for number, line in enumerate(file.read_bytes().split(b"\n") if file.is_file() else (), 1):
+        row = _parse_row(line, number) if line.strip() else None
+        if isinstance(row, LeftOut) and left_out is not None:
+            left_out.append(row)
+        elif isinstance(row, dict):
             found[row["run"]] = {**found.get(row["run"], {}), **row}
-        elif damaged is not None:
-            damaged.append(number)
-    return sorted(found.values(), key=lambda row: row.get("created", 0.0))
+    return sorted(found.values(), key=lambda row: row.get("created") or 0.0)
+
+
+def mend(state: Path) -> None:
+    """Blank out the lines that are rows of no Slipway, in place: other processes may be about to append."""
+    with index_file(state).open("r+b") as table:
+        fcntl.flock(table, fcntl.LOCK_EX)
+        start = 0
+        for line in table.read().split(b"\n"):
+            row = _parse_row(line, 0) if line.strip() else None
+            if isinstance(row, LeftOut) and not row.is_later:
+                table.seek(start)
+                table.write(b" " * len(line))
+            start += len(line) + 1
 
 
 def append_rows(state: Path, new: Iterable[RunRow]) -> None:
@@ -79,29 +140,59 @@ def _object_name(run_id: str) -> str:
     return f"index/{run_id}.json"
 
 
-def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
+def list_published_rows(google: GoogleClient, bucket: str, left_out: list[LeftOut] | None = None) -> list[RunRow]:
+    """Return the rows of a bucket; objects that are no row, or one of another run, go into `left_out`."""
     from controller.gcp.google_errors import NotFoundError
 
-    where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
+    where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(name,metadata),nextPageToken"}
     try:
         items = list(google.list_all("storage", "objects.list", "items", **where))
     except NotFoundError:
         return []
-    found = [
-        _parse_row(item["metadata"]["row"], f"a row of gs://{bucket}/index/")
-        for item in items
-        if "row" in item.get("metadata", {})
-    ]
-    return [row for row in found if row]
+    found: list[RunRow] = []
+    for item in items:
+        if "row" not in item.get("metadata", {}):
+            continue
+        row = _parse_row(item["metadata"]["row"], item["name"])
+        if isinstance(row, dict) and _object_name(row["run"]) != item["name"]:
+            row = LeftOut(item["name"], f"it is of another run, {row['run']}")
+        if isinstance(row, dict):
+            found.append(row)
+        elif left_out is not None:
+            left_out.append(row)
+    return found
 
 
-def _parse_row(text: str | bytes, where: str) -> RunRow | None:
-    """Parse a row, None for anything else, such as a line cut short by a crash. FormatError: of a later Slipway."""
+def _parse_row(text: str | bytes, where: int | str) -> RunRow | LeftOut:
+    """Parse a row; anything else, such as a line cut short by a crash, is left out."""
     try:
         row = json.loads(text)
-    except ValueError:
-        return None
-    return checked(row, where) if has_format(row) and isinstance(row.get("run"), str) else None
+    except (ValueError, RecursionError):
+        return LeftOut(where, "it cannot be read")
+    if not has_format(row):
+        return LeftOut(where, "it is no row of Slipway's")
+    if problem := format_problem(row, "it"):
+        return LeftOut(where, problem, is_later=True)
+    try:
+        row = checked(row, "it")
+        problem = row_problem(row)
+    except Exception as error:  # whatever somebody else has written there
+        problem = f"it cannot be read ({type(error).__name__})"
+    return LeftOut(where, problem) if problem else row
+
+
+def row_problem(row: Any) -> str:
+    """Return why this is no row that every reader can show; empty if it is."""
+    if problem := type_problem(row, RowKeys) or type_problem(row, Any):
+        return problem
+    if not ID_PATTERN.fullmatch(row["run"]):
+        return "its run is no id of a run"
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "it has half a character"
+    wrong = (key for key, largest in LARGEST.items() if not 0 <= (row.get(key) or 0) <= largest)
+    return next((f"its {key} is impossible" for key in wrong), "")
 
 
 RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"}) | {

@@ -185,12 +185,12 @@ class Recorder:
         file.write_bytes(content)
         return known
 
-    def _parse(self, content: bytes | None, name: str) -> RunRecord | None:
-        """Return a record; None without one, or if it is damaged, which the ledger reports."""
+    def _parse(self, content: bytes | None, name: str, run_id: str = "") -> RunRecord | None:
+        """Return a record, of this run if none is named; None if it is damaged, which the ledger reports, or absent."""
         if content is None:
             return None
         try:
-            return read_run_record(content, name)
+            return read_run_record(content, name, run_id or self._plan.run_id)
         except DamagedRecordError as error:
             self._ledger.report(str(error))
             return None
@@ -231,7 +231,7 @@ class Recorder:
         if (base := REPEAT_SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
             return {}
         content = Ledger(self._context.google, self._ledger.bucket, base).read(RECORD_FILE)
-        known = self._parse(content, f"runs/{base}/{RECORD_FILE}") or {}
+        known = self._parse(content, f"runs/{base}/{RECORD_FILE}", base) or {}
         return {key: known[key] for key in ("overrides", "git") if key in known}
 
     def _save_code_state(self) -> RunRecord:
@@ -311,22 +311,24 @@ def run_folder(state: Path, run_id: str) -> Path:
 def load_record(state: Path, run_id: str) -> RunRecord | None:
     """Load the record from this machine. Raises DamagedRecordError and FormatError as `read_run_record`."""
     file = run_folder(state, run_id) / RECORD_FILE
-    return read_run_record(file.read_bytes(), str(file)) if file.is_file() else None
+    return read_run_record(file.read_bytes(), str(file), run_id) if file.is_file() else None
 
 
-def read_run_record(content: bytes, name: str) -> RunRecord:
+def read_run_record(content: bytes, name: str, run_id: str) -> RunRecord:
     """Parse the record of a run.
 
     Raises:
-        DamagedRecordError: it is not what `Recorder` writes.
+        DamagedRecordError: it is not what `Recorder` writes for this run.
         FormatError: a later Slipway wrote it.
     """
     known = parse_record(content, checked, name)
     problem = type_problem(known, RecordKeys, "the record")
     try:
-        row_from_record(known)
-    except (AttributeError, KeyError, TypeError) as error:
+        problem = problem or index.row_problem(row_from_record(known))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         problem = problem or f"{type(error).__name__} {error}"
+    if not problem and known["run"] != run_id:
+        problem = f"it is of another run, {known['run']}"
     if problem:
         raise DamagedRecordError(f"{name} is damaged: {problem}")
     return known

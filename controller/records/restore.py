@@ -37,7 +37,7 @@ from controller.config.run_yaml import bucket_name
 from controller.connect import missing_project, open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.json_documents import checked, has_format, stamped
+from controller.core.json_documents import DamagedRecordError, checked, has_format, stamped
 from controller.core.text import is_folder, object_url, width_of, wrap
 from controller.emulator import Emulator
 from controller.gcp.client import GoogleClient
@@ -137,7 +137,10 @@ def download_record(here: Config, run_id: str) -> RunRecord:
             f"--run {run_id}: no such run on this machine or in {object_url(bucket)}; `slipway runs` lists runs; to "
             "search elsewhere, add cloud=… or cloud.bucket=…"
         )
-    return read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"))
+    document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"), run_id)
+    if (kind := document["config"]["cloud"]["kind"]) != here.cloud.kind:  # with cloud=here it could name any folder
+        raise DamagedRecordError(f"--run {run_id}: its record says cloud={kind}, and is in {object_url(bucket)}")
+    return document
 
 
 def _similar_runs(here: Config, run_id: str) -> str:

@@ -23,7 +23,7 @@ from controller.core.text import (
     short_overrides,
     wrap,
 )
-from controller.records.index import RunRow
+from controller.records.index import ID_PATTERN, RunRow
 
 CONDITION = re.compile(r"^(?P<key>[\w.]+?)\s*(?P<sign>!=|>=|<=|=|>|<|~)\s*(?P<value>.*)$", re.DOTALL)
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -257,7 +257,6 @@ def _format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
 """Pattern of the id of a run or sweep. Ids become part of paths, and others can write to the bucket of the rows."""
 
 

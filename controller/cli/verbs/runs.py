@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 from conf.strict_json import dumps
 from controller.core.errors import ConfigError
-from controller.core.text import width_of
+from controller.core.text import object_url, one_line, width_of
 from controller.records import index
 from controller.records.table import as_csv, filter_rows, format_table
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
     from controller.records.recorder import RunRecord
+
+MAX_WARNINGS = 5
+"""Rows that are named before the rest is counted."""
 
 
 def run_runs(command: Command) -> int:
@@ -24,16 +27,28 @@ def run_runs(command: Command) -> int:
         refresh_index(command, state)
     if flags.diff:
         return _print_diff(command, state)
-    damaged: list[int] = []
-    rows = filter_rows(index.load_rows(state, damaged), flags.where, flags.sort, flags.last)
-    if damaged:
-        where = f"{index.index_file(state)}: line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged))}"
-        print(f"warning: {where} cannot be read; `slipway runs --refresh` reads the bucket's table", file=sys.stderr)
+    left_out: list[index.LeftOut] = []
+    rows = filter_rows(index.load_rows(state, left_out), flags.where, flags.sort, flags.last)
+    if left_out:
+        for row in left_out[:MAX_WARNINGS]:
+            print(f"warning: {index.index_file(state)}: line {row.where} is left out: {row.why}", file=sys.stderr)
+        _mend(state, len(left_out) - MAX_WARNINGS)
     if flags.csv:
         print(as_csv(rows), end="")
     else:
         print(dumps(rows, indent=1) if flags.json else "\n".join(format_table(rows, width_of(sys.stdout))))
     return 0
+
+
+def _mend(state: Path, more: int) -> None:
+    """Take what is no row of any Slipway out of the table, so that the next command does not meet it again."""
+    also = f"{more} more are left out; " if more > 0 else ""
+    try:
+        index.mend(state)
+    except OSError as error:
+        print(f"warning: {also}the table cannot be mended: {error.strerror}", file=sys.stderr)
+    else:
+        print(f"warning: {also}`slipway runs --refresh` reads the bucket's table", file=sys.stderr)
 
 
 def _print_diff(command: Command, state: Path) -> int:
@@ -62,9 +77,15 @@ def refresh_index(command: Command, state: Path) -> None:
     from controller.config.run_yaml import bucket_name
     from controller.connect import open_context, project_of
 
-    config = command.options.cloud_config()
+    config, left_out = command.options.cloud_config(), list[index.LeftOut]()
+    bucket = bucket_name(config, project_of(config))
     with open_context(config) as (context, _), command.options.showing("reading the table of runs in the bucket"):
-        found = index.list_published_rows(context.google, bucket_name(config, project_of(config)))
+        found = index.list_published_rows(context.google, bucket, left_out)
+    for row in left_out[:MAX_WARNINGS]:
+        where = object_url(bucket, one_line(str(row.where)))
+        print(f"warning: {where} is left out: {row.why}", file=sys.stderr)
+    if left_out[MAX_WARNINGS:]:
+        print(f"warning: {len(left_out) - MAX_WARNINGS} more rows of the bucket are left out", file=sys.stderr)
     known = {row["run"]: row for row in index.load_rows(state)}
     index.append_rows(
         state, [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}]

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
-from controller.core.json_documents import Document, append_lines, has_format
+from controller.core.json_documents import Document, FormatError, append_lines, has_format
 from controller.core.this_process import iso_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.planes import all_planes
@@ -226,11 +226,11 @@ def _read(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
 
 
 def _parse(text: str | bytes, where: str) -> CapacityEntry | None:
-    """Parse a line; None for anything else, such as a line cut short by a crash. FormatError: of a later Slipway."""
+    """Parse a line; None for anything else, such as a line cut short by a crash, or one of a later Slipway."""
     try:
         body = json.loads(text)
         return CapacityEntry.from_json(body, where) if has_format(body) else None
-    except (KeyError, ValueError, RecursionError):
+    except (FormatError, KeyError, TypeError, ValueError, RecursionError):
         return None
 
 

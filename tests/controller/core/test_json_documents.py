@@ -23,6 +23,7 @@ from controller.records import index, recorder
 from controller.records.ledger import AlertRecord, Launch, Ledger, Result
 from controller.records.spending import PodLifetime
 from controller.recovery.responses import Incident
+from controller.resources.pod import capacity_log
 from controller.resources.pod.capacity_log import CapacityEntry
 from controller.resources.pod.refusals import PendingDeletion
 from controller.ssh.agent_link import WorkerError
@@ -82,8 +83,13 @@ def test_the_record_and_its_row(tmp_path: Path) -> None:
         written.write_text(json.dumps(json.loads(written.read_text()) | {"format": 2}))
     with pytest.raises(FormatError, match=f"^{file} has format 2; "):
         recorder.load_record(tmp_path, run)
-    with pytest.raises(FormatError, match=f"^{index.index_file(tmp_path)} has format 2; "):
-        index.load_rows(tmp_path)
+    left_out: list[index.LeftOut] = []
+    assert index.load_rows(tmp_path, left_out) == []
+    [later] = left_out
+    assert (later.is_later, "has format 2; " in later.why) == (True, True)
+    before = index.index_file(tmp_path).read_bytes()
+    index.mend(tmp_path)
+    assert index.index_file(tmp_path).read_bytes() == before, "a later slipway of this machine reads it"
 
 
 def test_run_yaml() -> None:
@@ -147,3 +153,13 @@ def test_freed_memory_goes_back_after_a_minute(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     clock.elapsed = 3 * INTERVAL_SECONDS
     freed.return_if_due()  # of another C library nothing is asked
+
+
+@pytest.mark.parametrize("changed", [{"format": 2}, {"format": None}, {"time": "yesterday"}, {"id": 5}, {"zone": None}])
+def test_an_entry_of_capacity_that_is_none_of_ours_is_left_out(tmp_path: Path, changed: dict[str, Any]) -> None:
+    entry = golden("capacity")
+    file = capacity_log.capacity_file(tmp_path)
+    file.write_text(f"{json.dumps(entry | changed)}\n{json.dumps(entry)}\n")
+    damaged: list[int] = []
+    assert [each.id for each in capacity_log.load_entries(tmp_path, damaged)] == [entry["id"]]
+    assert damaged == [1]

@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from controller import api
 from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.core.events import Event
+from controller.core.json_documents import DamagedRecordError
 from controller.records import index
 from controller.records.index import LastCommand, load_last_command, save_last_command
 from controller.records.ledger import Alert, AlertRecord, Result
-from controller.records.recorder import program_name, run_folder
+from controller.records.recorder import program_name, read_run_record, row_from_record, run_folder
 from controller.records.table import as_csv, diff_records, filter_rows, flat, format_table, select_runs
 from tests.conf.test_strict_json import strict
 from tests.golden import golden
@@ -101,7 +103,64 @@ def test_the_last_row_of_a_run_counts_and_a_torn_line_is_named(home: Path, capsy
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a-2", "b-3", "a-1"]
     assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
-    assert said.err.startswith(f"warning: {index.index_file(home)}: line 5 cannot be read; ")
+    assert said.err.startswith(f"warning: {index.index_file(home)}: line 5 is left out: it cannot be read\n")
+    assert main.run(["runs"]) == 0
+    assert capsys.readouterr().err == "", "the table has mended itself"
+
+
+BAD_ROWS: dict[str, Any] = {
+    "created": "yesterday", "ended": [], "seconds": {}, "attempts": "two", "metrics": [1], "overrides": "a=1",
+    "state": 7, "sweep": ["s"], "run": "../../../NAME", "pods": "none", "name": {"a": 1}, "usd": math.inf,
+    "bucket": 1, "seed": -1, "format": 999, "reason": {"x": 1}, "zone": False,
+}  # fmt: skip
+ODD_ROWS = (
+    "", "[]", "null", "no JSON", '{"run": "r-1"}', "[" * 5000, '{"format": 1, "run": 7}', '{"format": 1}',
+    json.dumps({"format": 1, "run": "r-1", "created": 1e300}), json.dumps({"format": 1, "run": ".hidden"}),
+    json.dumps({"format": 1, "run": "r-1", "state": "\ud800"}), json.dumps({"format": 1, "run": "a b"}),
+    '{"format": 1, "run": "r-1", "created": NaN}', json.dumps({"format": 1, "run": "x" * 300}),
+    f'{{"format": 1, "run": "r-1", "x": {"[" * 200}1{"]" * 200}}}',
+    f'{{"format": 1, "run": "r-1", "seed": 1{"0" * 4000}}}',
+)  # fmt: skip
+GOOD_ROW: dict[str, Any] = {"format": 1, "run": "good-1", "created": 5.0, "state": "finished", "later_key": {"a": [1]}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(json.dumps({"format": 1, "run": "r-1", "created": 1.0} | {key: bad}) for key, bad in BAD_ROWS.items()),
+        *ODD_ROWS,
+    ],
+)
+def test_a_bad_row_of_the_bucket_is_left_out_and_no_reader_ever_meets_it(
+    home: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    good = json.dumps(GOOD_ROW)
+    rows = {"index/good-1.json": good, "index/r-1.json": text, "index/foreign.json": good}
+    items = [{"name": name, "metadata": {"row": row}} for name, row in rows.items()]
+    bucket: Any = SimpleNamespace(list_all=lambda *_, **__: [*items, {"name": "index/none.json"}])
+    left_out: list[index.LeftOut] = []
+    assert [row["run"] for row in index.list_published_rows(bucket, "b", left_out)] == ["good-1"]
+    assert {row.where for row in left_out} == {"index/r-1.json", "index/foreign.json"}
+    assert all(row.why for row in left_out)
+
+    index.index_file(home).parent.mkdir(parents=True)
+    index.index_file(home).write_bytes(f"{text}\n{good}\n".encode())  # what an earlier slipway copied
+    for words in (["runs"], ["runs", "--json"], ["runs", "--csv"], ["report", "good-1", "-o", str(home / "x.html")]):
+        assert main.run(words) == 0, words
+    said = capsys.readouterr()
+    assert said.err.count("line 1 is left out") == (0 if not text else 3 if '"format": 999' in text else 1), said.err
+    assert [row["run"] for row in index.load_rows(home)] == ["good-1"]
+
+
+def test_a_record_that_is_damaged_or_of_another_run_never_becomes_a_row() -> None:
+    record = golden("record")
+    run = record["run"]
+    known = read_run_record(json.dumps(record).encode(), "here", run)
+    assert index.row_problem(row_from_record(known)) == ""
+    for changed in ({"created": "yesterday"}, {"sweep": 5}, {"run": "../../x"}, {"run": "other-1"}, {"overrides": [1]}):
+        content = json.dumps(record | changed).encode()
+        with pytest.raises(DamagedRecordError, match="here is damaged: "):
+            read_run_record(content, "here", run)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
