@@ -47,6 +47,8 @@ TOKEN_VARIABLE = "SLIPWAY_SAMPLER_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the secret of one attempt, on the workers of the trainer's pod."""
 SECRET_VARIABLE = "SLIPWAY_SAMPLER_SECRET"  # noqa: S105 - the name of a variable
 """Environment variable with the secret of the run, on pods of samplers: they outlive the attempts of the trainer."""
+IMPORTS_VARIABLE = "SLIPWAY_IMPORTS"
+"""Variable of a program on the laptop: the `module:name` that it may import of what run.yaml names, with commas."""
 POD_VARIABLE = "SLIPWAY_SAMPLER_POD"
 """Environment variable with the number of a pod of `loop.sampler.pods`, from 1; its workers only sample."""
 RESULT_FILE = "result.json"

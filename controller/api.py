@@ -70,13 +70,14 @@ def plan(*overrides: str) -> dict[str, Any]:
     return preview_run(RunOptions(overrides)).as_document()
 
 
-def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None = None) -> Row:
+def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None = None, trust: bool = False) -> Row:
     """Drive a run to its end and return its row (see `runs`). A finished run is not repeated.
 
     Args:
         yes: create billed resources without asking.
         queue: wait while another run uses the pod.
         run: id of a run to repeat or continue from its record, as `--run` does; overrides are added to it.
+        trust: execute a record that this machine did not make without asking.
 
     Raises:
         SlipwayError: the run failed; each exit code has its own class.
@@ -85,13 +86,13 @@ def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None 
     from controller.run.text_screen import TextScreen
     from controller.sampler_crew import drive
 
-    options = RunOptions(overrides, run_id=run or "", yes=yes, queue=queue)
+    options = RunOptions(overrides, run_id=run or "", yes=yes, queue=queue, trust=trust)
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
         drive(options, opened, context, emulator, screen)
     return _row(context.state_dir, opened.run_id)
 
 
-def start(*overrides: str, yes: bool = False, run: str | None = None) -> Row:
+def start(*overrides: str, yes: bool = False, run: str | None = None, trust: bool = False) -> Row:
     """Start a run and return its row as soon as its program runs; `up` with the same overrides follows it.
 
     Nobody recovers the run until then. Arguments are those of `up`.
@@ -103,7 +104,7 @@ def start(*overrides: str, yes: bool = False, run: str | None = None) -> Row:
     from controller.run.text_screen import TextScreen
     from controller.sampler_crew import drive
 
-    options = RunOptions(overrides, run_id=run or "", yes=yes, detach=True)
+    options = RunOptions(overrides, run_id=run or "", yes=yes, detach=True, trust=trust)
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
         drive(options, opened, context, emulator, screen)
     return _row(context.state_dir, opened.run_id)

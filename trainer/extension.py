@@ -1,5 +1,6 @@
 """The user's modules on a worker: they are put on the module search path, and what the config names is imported."""
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache, partial
@@ -8,6 +9,7 @@ from typing import Any
 
 import conf
 from conf import extension
+from conf.formats import IMPORTS_VARIABLE
 from conf.schema.training.run_yaml import RunFileError
 
 
@@ -23,6 +25,12 @@ def add_modules(folder: Path | None = None) -> None:
 
 def load_extension(kind: str, reference: str, key: str, options: Mapping[str, Any] | None = None) -> Any:
     """Return what a config names, with its options as keyword arguments. Raises RunFileError; see `extension.load`."""
+    allowed = os.environ.get(IMPORTS_VARIABLE)
+    if allowed is not None and reference not in allowed.split(","):
+        raise RunFileError(
+            f"{key}: {reference} is not imported: the run's record, which this machine must have made or been told to "
+            "trust, does not name it; `slipway plan --run ID` shows the record and asks"
+        )
     try:
         found = extension.load(kind, reference, key, options)
     except extension.ExtensionError as error:

@@ -54,6 +54,7 @@ YES = _flag("--yes", "skip confirmation prompts", action="store_true")
 SWEEP_FLAG = _flag("-m --multirun", "act on a sweep: all combinations of a=1,2 b=range(0,3) …", action="store_true")
 RUN = _flag("--run", "act on the recorded run with this ID", "run", metavar="ID")
 REPEAT = _flag("--run", "repeat or resume the recorded run with this ID, with its own code", "run", metavar="ID")
+TRUST = _flag("--trust", "with --run: execute another machine's record unasked", action="store_true")
 DRIVING = (
     YES, _flag("--detach", "return once the program has started", action="store_true"),
     _flag("--queue", "wait while another run uses the pod", action="store_true"),
@@ -112,7 +113,7 @@ VERBS: dict[str, Verb] = {
         "apply the plan, launch the program and follow it (the default)", "run", "recovery.md",
         (QUICKSTART, f"{FLAGSHIP} tpu.zone=us-west4-a optimizer.lr=1e-6",
          f"-m {QUICKSTART} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
-        (SWEEP_FLAG, REPEAT, *DRIVING, PLAN),
+        (SWEEP_FLAG, REPEAT, TRUST, *DRIVING, PLAN),
     ),
     "run": Verb(
         "run any program, without a config: ships this repository and starts it on every worker", "run",
@@ -125,7 +126,8 @@ VERBS: dict[str, Verb] = {
         "preview changes, cost and config errors; changes nothing", "run", "checks.md",
         (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}",
          f"plan --permissions {QUICKSTART}"),
-        (SWEEP_FLAG, *PROGRAM, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true"),
+        (SWEEP_FLAG, REPEAT, TRUST, *PROGRAM, PLAN,
+         _flag("--save", "write the config to plans/<run id>.yaml", action="store_true"),
          _flag("--permissions", "print the permissions that up, follow and down use of you", action="store_true")),
     ),
     "fit": Verb(

@@ -51,7 +51,7 @@ class Command:
             run_id=flags.get("run") or "",
             plan_file=Path(flags["plan"]) if flags.get("plan") else None,
             waiting=waiting,
-            **{name: flags.get(name, False) for name in ("yes", "detach", "queue", "take_over", "json")},
+            **{name: flags.get(name, False) for name in ("yes", "detach", "queue", "take_over", "trust", "json")},
         )
 
 

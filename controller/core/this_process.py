@@ -94,16 +94,21 @@ def own_program(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", __file__, module, *arguments]
 
 
-def run_program(module: str, *arguments: str, modules: Sequence[str] = ()) -> int:
+def run_program(module: str, *arguments: str, modules: Sequence[str] = (), imports: Sequence[str] | None = None) -> int:
     """Run a module with the terminal of this process, and return its exit code.
 
     Args:
         module: of Slipway.
         arguments: its command line.
         modules: folders that it can import from, relative to the current one.
+        imports: `module:name` of all that it may import of what a config names; None: everything.
     """
+    from conf.formats import IMPORTS_VARIABLE  # this file is also a program, which finds it later
+
     places = [*(str(Path.cwd() / name) for name in modules), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
+    if imports is not None:
+        environment[IMPORTS_VARIABLE] = ",".join(imports)
     return subprocess.run(own_program(module, *arguments), env=environment, check=False).returncode
 
 

@@ -69,6 +69,11 @@ class Plan:
     vault: Vault
     assets: tuple[ResolvedAsset, ...]
     resources: tuple[Resource, ...]
+    trusted: bool = True
+    """Whether this machine may execute what the plan names: its user composed it, or the record that it is from is one
+    that this machine made or was told to trust."""
+    own_code: bool = True
+    """Whether the user's own steps are in it; else nothing of theirs was imported, and the config only names them."""
 
     def get(self, kind: type[R]) -> R:
         """Return the plan's only resource of a kind. Raises LookupError if the plan has none."""
@@ -103,7 +108,13 @@ class Plan:
 
 
 def build_plan(
-    config: Config, project: str, folder: Path, code: CodeSnapshot | None = None, recorded: RecordedInputs | None = None
+    config: Config,
+    project: str,
+    folder: Path,
+    code: CodeSnapshot | None = None,
+    recorded: RecordedInputs | None = None,
+    *,
+    own_code: bool = True,
 ) -> Plan:
     """Build the plan; does no I/O except reading the code and the assets.
 
@@ -113,6 +124,7 @@ def build_plan(
         folder: current folder of the user; `program=command` ships the repository around it.
         code: snapshot to ship, if the caller has one; an UnfetchedSnapshot gives a plan for display, without a run id.
         recorded: inputs of a recorded run, to plan that run again.
+        own_code: import the user's own steps; without, the plan is one to look with and to end with.
 
     Raises:
         ConfigError: code or data is missing.
@@ -135,7 +147,8 @@ def build_plan(
         requirements = Requirements(recorded.lock)
     held = {path: with_bounds(config, asset, code) for path, asset in held.items()}
     early = tuple(_resources_before_pod(config, bucket, code, held, vault, requirements))
-    early = with_own_steps(config, (folder, code.root), early)
+    if own_code:
+        early = with_own_steps(config, (folder, code.root), early)
     # A billed TPU never waits for an upload or a permission: all shared resources come first.
     node = node_resource(config, tuple(r.id for r in early))
     archive = next(r for r in early if isinstance(r, CodeArchive))
@@ -144,7 +157,8 @@ def build_plan(
     if config.recovery.driver == "bastion":
         early = (*early, *bastion_resources(config, bucket, run_id, [r.id for r in early]))
     resources = (*early, node, *worker_resources(prepared))
-    return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, tuple(held.values()), resources)
+    contents = tuple(held.values())
+    return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, contents, resources, own_code=own_code)
 
 
 def _resources_before_pod(

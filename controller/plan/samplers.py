@@ -92,6 +92,7 @@ def sampler_plans(plan: Plan, folder: Path) -> tuple[Plan, ...]:
             folder,
             plan.snapshot,
             RecordedInputs(plan.run_id + sampler_suffix(number), run_yaml, assets, lock),
+            own_code=plan.own_code,
         )
         for number, config in enumerate(configs, 1)
     )

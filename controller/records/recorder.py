@@ -27,7 +27,7 @@ from controller.inputs.git import collect_git_status as git_record
 from controller.inputs.resolved_assets import ResolvedAsset
 from controller.plan.build import Plan
 from controller.plan.samplers import sampler_suffix
-from controller.records import index
+from controller.records import index, trust
 from controller.records.ledger import Ledger, Result, parse_record
 from controller.records.spending import Spending
 from controller.resources.software import Venv
@@ -127,7 +127,9 @@ class Recorder:
             ledger.write("plan.yaml", yaml.safe_dump(shown, sort_keys=False))
             ledger.write("run.yaml", plan.run_yaml)
             known = dump(document, indent=1).encode()
-            if not ledger.create(RECORD_FILE, known.decode()):
+            if ledger.create(RECORD_FILE, known.decode()):
+                trust.remember(self._context.state_dir, read_run_record(known, RECORD_FILE, plan.run_id))
+            else:
                 known = ledger.read(RECORD_FILE) or known  # another controller was faster
         (self.folder / RECORD_FILE).write_bytes(known)
         seen = index.row_generation(self._context.google, ledger.bucket, plan.run_id)

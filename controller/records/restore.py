@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from controller.records import index, recorder
 from controller.records.fetch import LATEST, choose_step
 from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, load_record, read_run_record
+from controller.records.trust import is_trusted
 
 
 class MissingInputsError(ConfigError):
@@ -66,17 +67,39 @@ class ArchivedCode(CodeSnapshot):
         return self.archive_bytes
 
 
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run as its record has it, with a connection to its cloud. Nothing of its code has been imported or executed."""
+
+    document: RunRecord
+    config: Config
+    code: CodeSnapshot
+    context: Context
+    emulator: Emulator | None
+    folder: Path
+
+    def plan(self, *, drives: bool) -> Plan:
+        """Return its plan.
+
+        Args:
+            drives: for a verb that executes what the record holds: its own steps are imported, and the plan is that of
+                a new run `ID-r1` if the run has finished.
+        """
+        google, document = self.context.google, self.document
+        name = _next_run_id(google, document["bucket"], document["run"]) if drives else document["run"]
+        inputs = _recorded_inputs(google, document, name, self.context.state_dir)
+        plan = build_plan(self.config, document["project"], self.folder, self.code, inputs, own_code=drives)
+        return replace(plan, trusted=is_trusted(self.context.state_dir, document))
+
+
 @contextmanager
-def restored_run(
-    run_id: str, overrides: Sequence[str], folder: Path, *, repeat: bool
-) -> Iterator[tuple[Plan, Context, Emulator | None]]:
-    """Open the plan of a recorded run and a connection to its cloud.
+def open_record(run_id: str, overrides: Sequence[str], folder: Path) -> Iterator[RecordedRun]:
+    """Open the record of a run and a connection to its cloud.
 
     Args:
         run_id: id of the run.
         overrides: `cloud=…` selects where the record is; `key.path=value` changes where and how the run executes.
         folder: current folder of the user.
-        repeat: plan a new run `ID-r1` if the run has finished.
 
     Raises:
         ConfigError: the record is missing or incomplete, or the overrides would make it another run.
@@ -87,26 +110,19 @@ def restored_run(
     document = recorder.load_record(state, run_id) or download_record(here, run_id)
     config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
     with open_context(config) as (context, emulator):
-        google = context.google
-        code = _restore_code(google, document, state)
-        name = _next_run_id(google, document["bucket"], run_id) if repeat else run_id
-        yield (
-            build_plan(config, document["project"], folder, code, _recorded_inputs(google, document, name, state)),
-            context,
-            emulator,
-        )
+        code = _restore_code(context.google, document, state)
+        yield RecordedRun(document, config, code, context, emulator, folder)
 
 
 def plan_from_record(document: RunRecord, config: Config, google: GoogleClient, state: Path) -> Plan:
-    """Rebuild the plan of a record on another machine than the one that made it.
+    """Rebuild the plan of a record on another machine than the one that made it, without the user's own steps.
 
     Raises:
         ConfigError: its code or data no longer exists.
     """
     code = _restore_code(google, document, state)
-    return build_plan(
-        config, document["project"], state, code, _recorded_inputs(google, document, document["run"], state)
-    )
+    inputs = _recorded_inputs(google, document, document["run"], state)
+    return build_plan(config, document["project"], state, code, inputs, own_code=False)
 
 
 def _validated_config(overrides: Sequence[str], folder: Path) -> Config:

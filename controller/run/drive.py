@@ -50,7 +50,7 @@ CANCELLED = "cancelled; run the same command to resume from the last checkpoint"
 @contextmanager
 def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan to drive and a connection to its cloud. Raises ConfigError without a usable config or project."""
-    with open_plan(options, repeat=True) as (plan, context, emulator):
+    with open_plan(options, drives=True) as (plan, context, emulator):
         require_project(plan.project)
         yield plan, context, emulator
 

@@ -38,6 +38,8 @@ class RunOptions:
     """Wait while another run uses the pod."""
     take_over: bool = False
     """Take over from the controller that holds the lease."""
+    trust: bool = False
+    """Execute what a record of another machine holds without a prompt."""
     json: bool = False
     """Print JSON lines, and never ask."""
     waiting: Waiting = silent_wait

@@ -26,6 +26,7 @@ from controller.resources.pod.node import Node
 from controller.run.estimate import RunEstimate, describe_estimate, estimate_run
 from controller.run.launch import running_runs
 from controller.run.options import RunOptions
+from controller.run.session import open_plan
 from controller.ssh.fleet import WorkersFailedError
 
 
@@ -79,7 +80,15 @@ class RunPreview:
 
 
 def preview_run(options: RunOptions) -> RunPreview:
-    """Compare the plan with the current state and run the checks. Raises ConfigError if the config is unusable."""
+    """Compare the plan with the current state and run the checks.
+
+    Raises:
+        ConfigError: the config is unusable, or the record of `options.run_id` is not trusted.
+    """
+    if options.run_id:
+        opened = open_plan(options, drives=True, keep_awake=True)
+        with opened as (plan, context, emulator), options.showing("observing what exists"):
+            return _observed(plan, context, emulator, [])
     with options.waiting() as doing:
         doing("composing the config")
         config, findings = options.config()
@@ -96,16 +105,20 @@ def preview_run(options: RunOptions) -> RunPreview:
         doing(opening_message(config))
         with open_context(config, keep_awake=True) as (context, emulator):
             doing("observing what exists")
-            findings += [] if no_project else probe_cloud(config, context)
-            findings += probe_plan(plan, context)
-            findings += _check_faults(config, emulator)
-            nodes = tuple(one.node for one in sampler_plans(plan, Path.cwd()))
-            rows = preview_resources((*plan.resources, *nodes), context)
-            now = context.clock.now()
-            price, dearest = price_of_pods(config, now), dearest_pod(config, now)
-            status = _status(plan, rows, context)
-        findings += [finding for row in rows for finding in row.resource.findings(row.observed)]
-        return RunPreview(plan, rows, sort_by_severity(findings), price, status, dearest)
+            return _observed(plan, context, emulator, findings)
+
+
+def _observed(plan: Plan, context: Context, emulator: Emulator | None, findings: list[Finding]) -> RunPreview:
+    """Return the preview of a plan, with the findings about it so far and those about its cloud."""
+    config, now = plan.config, context.clock.now()
+    findings = [*findings, *([] if missing_project(plan.project) else probe_cloud(config, context))]
+    findings += [*probe_plan(plan, context), *_check_faults(config, emulator)]
+    nodes = tuple(one.node for one in sampler_plans(plan, Path.cwd()))
+    rows = preview_resources((*plan.resources, *nodes), context)
+    price, dearest = price_of_pods(config, now), dearest_pod(config, now)
+    status = _status(plan, rows, context)
+    findings += [finding for row in rows for finding in row.resource.findings(row.observed)]
+    return RunPreview(plan, rows, sort_by_severity(findings), price, status, dearest)
 
 
 def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:

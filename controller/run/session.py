@@ -13,7 +13,8 @@ from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile import Absent, Pending
 from controller.records.ledger import Ledger
-from controller.records.restore import restored_run
+from controller.records.restore import open_record
+from controller.records.trust import require_trust
 from controller.records.unfinished import record_kept_result
 from controller.resources.machines import SshAccess
 from controller.resources.pod.node import Node, describe
@@ -80,16 +81,19 @@ class Session:
 
 
 @contextmanager
-def open_session(options: RunOptions, *, keep_awake: bool = False, ends: bool = False) -> Iterator[Session]:
-    """Open a session for the options and close it at the end.
+def open_session(
+    options: RunOptions, *, keep_awake: bool = False, ends: bool = False, own_code: bool = False
+) -> Iterator[Session]:
+    """Open a session that looks or ends, and close it at the end. Nothing that a record holds is imported or executed.
 
     Args:
         options: those of the verb.
         keep_awake: leave an emulated cloud without nodes running; it stops by itself after idle minutes.
         ends: whether the verb ends something that is billed, and so waits for no bucket. Else a result that this
             machine keeps of the run is recorded first.
+        own_code: import own steps that the overrides name, to delete them. Those of a record are never imported.
     """
-    with open_plan(options, keep_awake=keep_awake) as (plan, context, emulator):
+    with open_plan(options, keep_awake=keep_awake, drives=False, own_code=own_code) as (plan, context, emulator):
         session = Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), emulator)
         if ends:
             context.google.hurry()
@@ -100,25 +104,34 @@ def open_session(options: RunOptions, *, keep_awake: bool = False, ends: bool = 
 
 @contextmanager
 def open_plan(
-    options: RunOptions, *, repeat: bool = False, keep_awake: bool = False
+    options: RunOptions, *, drives: bool, keep_awake: bool = False, own_code: bool = True
 ) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan of the overrides, or of the record of `options.run_id`, and a connection to its cloud.
 
-    With `repeat`, the record of a finished run means a new run like it.
+    Args:
+        options: those of the verb.
+        drives: whether the verb executes the run: the record of a finished one then means a new run like it, and one
+            that this machine did not make must be trusted.
+        keep_awake: as in `open_session`.
+        own_code: import own steps that the overrides name.
+
+    Raises:
+        ConfigError: there is no usable config or record, or the record is not trusted.
     """
     with ExitStack() as stack:
         if options.run_id:
-            with options.waiting() as doing:
-                doing(f"reading the record of {options.run_id}")
-                found = restored_run(options.run_id, options.overrides, Path.cwd(), repeat=repeat)
-                opened = stack.enter_context(found)
-            yield opened
+            with options.showing(f"reading the record of {options.run_id}"):
+                found = stack.enter_context(open_record(options.run_id, options.overrides, Path.cwd()))
+            if drives:
+                state, asks = found.context.state_dir, not options.json
+                require_trust(found.document, found.config, found.code, state, trust=options.trust, asks=asks)
+            yield found.plan(drives=drives), found.context, found.emulator
             return
         with options.waiting() as doing:
             doing("composing the config")
             config = options.checked_config()
             doing("hashing code and data")
-            plan = build_plan(config, project_of(config), Path.cwd())
+            plan = build_plan(config, project_of(config), Path.cwd(), own_code=own_code)
             doing(opening_message(config))
             context, emulator = stack.enter_context(open_context(config, keep_awake=keep_awake))
         yield plan, context, emulator

@@ -213,7 +213,8 @@ class Witness:
 
     @contextmanager
     def _session(self, recording: Recording, log: StageLog | None = None) -> Iterator[Session]:
-        with open_session(self.options) as session, recording.recorded(session.context.google):
+        opened = open_session(self.options, own_code=True)
+        with opened as session, recording.recorded(session.context.google):
             if log is not None:
                 session.context.events.add_listener(log.on_event)
             yield session

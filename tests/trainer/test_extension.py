@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conf.formats import IMPORTS_VARIABLE
 from conf.schema.training.data import ArithmeticData, CustomDocuments, CustomQuestions
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import Environment
@@ -165,3 +166,18 @@ def test_a_loop_that_is_not_there_is_named_and_fit_does_not_know_the_programs_of
     absent = RunFile.model_validate(raw | {"loop": raw["loop"] | {"run": "nowhere:run"}})
     with pytest.raises(RunFileError, match=r"loop\.run: loop nowhere:run: cannot import nowhere: ModuleNotFoundError"):
         load_loop(absent.loop)
+
+
+def test_on_a_laptop_only_what_a_trusted_record_names_is_imported(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (modules / "my_canary.py").write_text("raise SystemExit('imported')\n")
+    for allowed in ("", "my_prompt:terse", "my_canary", "my_canary:Other,my_canary:fn:x"):
+        monkeypatch.setenv(IMPORTS_VARIABLE, allowed)
+        for kind, key in (("reward", "loop.rewards"), ("prompt", "data.prompt.formatter"), ("loop", "loop.run")):
+            with pytest.raises(RunFileError, match=f"^{key}: my_canary:fn is not imported: "):
+                extension.load_extension(kind, "my_canary:fn", key)
+        with pytest.raises(RunFileError, match="is not imported"):
+            extension.model_family("my_canary:fn")
+    monkeypatch.setenv(IMPORTS_VARIABLE, "my_other:x,my_prompt:terse")
+    assert callable(extension.load_extension("prompt", "my_prompt:terse", "data.prompt.formatter"))

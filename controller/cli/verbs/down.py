@@ -23,6 +23,10 @@ from controller.sampler_release import end_pods
 BUCKET_STAYS = (
     "gs://{} stays, with results of runs elsewhere; to delete it, run `down --all` with their tpu.zone or cloud.bucket"
 )
+OWN_STEPS = (
+    "what the own steps {} (code.resources) made: `down` imports nothing that a record names; `slipway down --all` "
+    "with the run's overrides does"
+)
 MAY_RUN = "neither the pod's lease nor its workers can be read, so a run may be on it"
 HIDDEN = (
     "you may not look for {places}: if a pod or queued resource {name} is there, it is still billed. Ask a project "
@@ -143,7 +147,8 @@ def _record_stops(command: Command, session: Session) -> list[str]:
 
 def run_down(command: Command) -> int:
     """`slipway down`: delete the pod; with --all also what pods share. Only resources made by Slipway are deleted."""
-    with open_session(command.options, ends=True) as session:
+    wanted = command.flags.all  # else own steps stay, as all that pods share
+    with open_session(command.options, ends=True, own_code=wanted) as session:
         session.require_pod()
         with command.options.showing("looking for what Slipway created"):
             teardown = plan_teardown(session, command.flags.all)
@@ -159,12 +164,16 @@ def run_down(command: Command) -> int:
             others = other_buckets(session) if teardown.everything else []
             undo = session.plan.get(Services).disable_command(session.context)
             hidden, name = unreadable_places(session), session.plan.node.name
+        named = session.plan.config.code.resources if wanted and not session.plan.own_code else ()
     if command.flags.json:
         kept_ids = [row.resource.id for row in teardown.kept]
         deleted = [r.id for r in teardown.present]
-        print(dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
+        document = {"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}
+        print(dumps(document | {"own_steps_left": list(named)}))
     else:
         print_wrapped([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)])
+    if named:
+        print(f"not deleted: {OWN_STEPS.format(', '.join(named))}", file=sys.stderr)
     if hidden:
         raise CloudError(HIDDEN.format(name=name, places=", ".join(hidden)))
     return 0

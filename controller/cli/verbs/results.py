@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,8 @@ from controller.core.errors import CloudError, ConfigError
 from controller.core.text import one_line, plural, printable
 from controller.core.this_process import run_program
 from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.inputs.modules import references
+from controller.plan.build import Plan
 from controller.records import recorder
 from controller.records.fetch import (
     BEST,
@@ -201,6 +203,17 @@ def open_weights(command: Command) -> Iterator[tuple[Session, RunWeights]]:
         yield session, RunWeights(plan.run_id, step, folder)
 
 
+def importable(plan: Plan) -> dict[str, Sequence[str]]:
+    """Return what a program on this machine may import of the user's own, as arguments of `run_program`.
+
+    run.yaml comes from the bucket: only what the config names too is imported, and nothing that only a record of
+    somebody else names.
+    """
+    if not plan.trusted:
+        return {"modules": (), "imports": ()}
+    return {"modules": plan.config.code.modules, "imports": [use.reference for use in references(plan.config)]}
+
+
 def sampling_arguments(command: Command) -> list[str]:
     """Return the flags of `chat` and `generate` that the trainer's programs take too."""
     names = ("temperature", "top_k", "top_p", "max_new_tokens", "seed", "dtype", "tokenizer")
@@ -226,7 +239,7 @@ def run_export(command: Command) -> int:
         folder = Path(scratch) / "export" if remote else target
         code = run_program(
             "trainer.convert", "export", str(weights.folder), str(folder), "--format", flags.format, *more,
-            modules=session.plan.config.code.modules,
+            **importable(session.plan),
         )  # fmt: skip
         if code:
             return code
@@ -276,8 +289,8 @@ def _upload(session: Session, folder: Path, files: list[Path], url: str) -> None
 def run_chat(command: Command) -> int:
     """`slipway chat [RUN]`: chat with a run's policy on this machine."""
     with open_weights(command) as (session, weights):
-        modules = session.plan.config.code.modules
-    return run_program("trainer.chat", str(weights.folder), *sampling_arguments(command), modules=modules)
+        own = importable(session.plan)
+    return run_program("trainer.chat", str(weights.folder), *sampling_arguments(command), **own)
 
 
 def run_generate(command: Command) -> int:
@@ -291,6 +304,6 @@ def run_generate(command: Command) -> int:
     more = [*(["--out", flags.out] if flags.out else []), *(["--raw"] if flags.raw else [])]
     more += ["--json"] if flags.json else []
     with open_weights(command) as (session, weights):
-        modules = session.plan.config.code.modules
+        own = importable(session.plan)
     words = (*asked, "--samples", str(flags.samples), *more, *sampling_arguments(command))
-    return run_program("trainer.generate", str(weights.folder), *words, modules=modules)
+    return run_program("trainer.generate", str(weights.folder), *words, **own)

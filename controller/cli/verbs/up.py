@@ -51,6 +51,8 @@ LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|order|samplers|results|price|est
 def run_plan(command: Command) -> int:
     """`slipway plan`: show what `up` would do, its cost, and every mistake in the config. Changes nothing."""
     if command.flags.permissions:
+        if command.flags.run:
+            raise ConfigError("--permissions: takes overrides, not --run")
         return print_permissions(command)
     preview = preview_run(command.options)
     if command.flags.save:

@@ -15,6 +15,7 @@ from controller.cli import main
 from controller.cli.verbs import results
 from controller.core.errors import CloudError
 from controller.gcp.google_errors import GoogleError
+from tests.composed import config_of
 from tests.fakes.google import MemoryStorage
 
 RUN = "run-0a1b2c3d"
@@ -106,3 +107,11 @@ def test_a_damaged_object_is_skipped_and_a_full_disk_is_not(
     assert main.run(["get", RUN, "--to", str(home.parent / "got")]) == code
     if code == 1:
         assert files_below(home.parent / "got") == set(GOOD) - {"logs/attempt-1/worker-0.log"}
+
+
+def test_programs_import_what_a_trusted_config_names_and_nothing_of_a_stranger() -> None:
+    config = config_of("cloud=local", "program=command", "program.command=[ls]", "code.checks=[a:b]")
+    plan: Any = SimpleNamespace(config=config, trusted=True)
+    assert results.importable(plan) == {"modules": config.code.modules, "imports": ["a:b"]}
+    plan.trusted = False
+    assert results.importable(plan) == {"modules": (), "imports": ()}

@@ -122,7 +122,7 @@ def emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise MissingInputsError(UNREPEATABLE)
         yield
 
-    monkeypatch.setattr(session, "restored_run", restored)
+    monkeypatch.setattr(session, "open_record", restored)
 
 
 @pytest.mark.usefixtures("emptied")

@@ -1,0 +1,104 @@
+"""Which records this machine may execute: those that it made, and those that its user has agreed to.
+
+A record is data: whoever can write to the bucket can put one there, for any run. So a verb that executes one first
+shows what it holds, and asks once. The answer is kept as a file of the state folder, named by the hash of the record's
+content, which has the hashes of the code and the data: any change asks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.strict_json import dumps
+from controller.core.errors import ConfigError
+from controller.core.events import confirm
+from controller.core.text import one_line, plural, width_of, wrap
+from controller.inputs.modules import references
+
+if TYPE_CHECKING:
+    from conf.schema.config import Config
+    from controller.inputs.code import CodeSnapshot
+
+RunRecord = Mapping[str, Any]
+ON_THIS_MACHINE = ("check", "notifier", "resource kind")
+"""Kinds of own code that run on the machine that drives the run."""
+MAX_WORDS = 2000
+"""Characters of a value that are shown; the rest is in the record."""
+
+
+def _mark(state: Path, document: RunRecord) -> Path:
+    return state / "trusted" / hashlib.sha256(dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def is_trusted(state: Path, document: RunRecord) -> bool:
+    """Return whether this machine made the record, or its user agreed to execute it."""
+    return _mark(state, document).is_file()
+
+
+def remember(state: Path, document: RunRecord) -> None:
+    """Keep that the record may be executed here. A state folder that cannot be written makes us ask again."""
+    mark = _mark(state, document)
+    with suppress(OSError):
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.write_text(f"{document['run']}\n")
+
+
+def require_trust(
+    document: RunRecord, config: Config, code: CodeSnapshot, state: Path, *, trust: bool, asks: bool
+) -> None:
+    """Show what a record that this machine did not make would execute, and ask once.
+
+    Args:
+        document: the record.
+        config: its config, with what the user has added.
+        code: its code.
+        state: state folder of this machine, which remembers the answer.
+        trust: the user has agreed beforehand, with --trust.
+        asks: whether there may be someone to ask.
+
+    Raises:
+        ConfigError: nobody agreed.
+    """
+    if is_trusted(state, document):
+        return
+    width = width_of(sys.stderr)
+    print(wrap(f"{document['run']} is from a record that this machine did not make. It would execute:", width, 2),
+          file=sys.stderr)  # fmt: skip
+    for name, words in what_it_executes(document, config, code):
+        text = one_line(words)
+        text = text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]} … ({len(text)} characters)"
+        print(wrap(f"  {name:<9} {text}", width, 12), file=sys.stderr)
+    if not trust and not (asks and confirm("Trust this record?")):
+        raise ConfigError(
+            f"--run {document['run']}: nothing was executed: this machine did not make the record. Read it and the "
+            "files named above, then pass --trust (in Python trust=True)"
+        )
+    remember(state, document)
+
+
+def what_it_executes(document: RunRecord, config: Config, code: CodeSnapshot) -> Iterator[tuple[str, str]]:
+    """Yield what a record makes machines execute, or hands to what they execute, as pairs of name and words."""
+    yield "files", f"{plural(len(code.files), 'file')} in {code.root}"
+    git = document.get("git") or {}
+    changes = " with changes of its own" if git.get("dirty") else ""
+    yield "commit", f"{git.get('commit') or 'unknown'}{changes}, as the record says"
+    if config.code.repository:
+        yield "from", config.code.repository
+    lines = document["requirements"].splitlines()
+    yield "packages", f"{config.env.packages}, {plural(len(lines), 'line')} of requirements"
+    everything_here = config.cloud.kind == "here"
+    for use in references(config):
+        where = "this machine" if everything_here or use.kind in ON_THIS_MACHINE else "the workers"
+        yield "own code", f"{use.key}: {use.reference}, on {where}"
+    for words in config.program.setup:
+        yield "setup", shlex.join(words)
+    yield "command", "the bundled trainer" if config.program.kind == "trainer" else shlex.join(config.program.command)
+    for name, source in sorted(config.secret_sources.items()):
+        if source is not None:
+            yield "secret", f"{name}, which this machine reads from {source}"

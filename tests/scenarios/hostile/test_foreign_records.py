@@ -1,0 +1,229 @@
+"""A record is data until its reader says otherwise: no verb and no function of the API imports what one names.
+
+A stranger has put runs into the bucket, with a canary in every place where a record may hold code: its module can be
+imported by name, from the archive, and from the current folder, and leaves its mark when it is.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.extension import PROTOCOLS
+from controller import api
+from controller.cli import main
+from controller.cli.flags import VERBS
+from controller.cli.verbs import results
+from controller.connect import open_context, project_of
+from controller.core.errors import SlipwayError
+from controller.inputs.code import CodeSnapshot
+from controller.inputs.modules import references
+from controller.plan.build import build_plan
+from controller.records.recorder import describe_plan, row_from_record
+from tests.composed import config_of
+from tests.controller.conftest import SlipwayCli
+
+OWN = "canary_of_strangers"
+CLOUD = ("cloud=local", "cloud.operation_seconds=0")
+EVERYWHERE = (*CLOUD, f"code.checks=[{OWN}:check]", f"code.resources=[{OWN}:Step]", f"notify.notifier={OWN}:tell")
+TRAINED = (
+    *EVERYWHERE, "data=questions", f"data.source={OWN}:questions", f"data.prompt.formatter={OWN}:prompt", "model=tiny",
+    "loop=grpo", rf"loop.rewards={{{OWN}\:reward: 1.0}}", f"loop.loss_type={OWN}:loss", "optimizer=custom",
+    f"optimizer.rule={OWN}:rule", f"loop.evaluations={{e: {OWN}:evaluation}}", f"loop.environment.name={OWN}:Game",
+    "run.name=grpo",
+)  # fmt: skip
+LANGUAGE = (
+    *EVERYWHERE, "data=documents", f"data.source={OWN}:documents", "model=tiny", "loop=lm", "optimizer=adamw",
+    f"loop.loss={OWN}:token_loss", f"model.implementation={OWN}:Family", "run.name=lm",
+)  # fmt: skip
+LOOP = (
+    *EVERYWHERE,
+    "model=tiny",
+    "loop=custom",
+    f"loop.run={OWN}:train",
+    "optimizer=adamw",
+    "run.name=own",
+)
+PROGRAM = (
+    *EVERYWHERE,
+    "program=command",
+    "program.command=[python, -c, import canary_of_strangers]",
+    "run.name=program",
+)
+RECORDS = (TRAINED, LANGUAGE, LOOP, PROGRAM)
+MARKED = "import os\nwith open(os.environ['CANARY'], 'a') as out: out.write(f'{__name__} {__file__}\\n')\n"
+NAMES = "check tell questions prompt reward loss rule evaluation Game documents token_loss Family train"
+CODE = f"{MARKED}class Step:\n    pass\n{' = '.join(NAMES.split())} = print\n"
+IMPORTED_BY_TOOLS = ("sitecustomize.py", "usercustomize.py", "conftest.py", "setup.py", "hydra_plugins/canary.py")
+
+VERB_WORDS: dict[str, Sequence[Sequence[str]] | str] = {
+    "up": [["--run", "RUN"], ["--run", "RUN", "--yes"]],
+    "plan": [["--run", "RUN"]],
+    "status": [["--run", "RUN"], ["--all"]],
+    "runs": [["--refresh"], ["--diff", "RUN", "RUN"]],
+    "capacity": [["--refresh"]],
+    "report": [["RUN", "--refresh"]],
+    "tensorboard": [["RUN", "--refresh"]],
+    "logs": [["--run", "RUN"]],
+    "get": [["RUN", "--list"], ["RUN", "--to", "got"]],
+    "ssh": [["--run", "RUN"]],
+    "exec": [["--run", "RUN", "--", "true"]],
+    "forward": [["--run", "RUN", "8888"]],
+    "verify": [["--run", "RUN"]],
+    "export": [["RUN", "--to", "exported"]],
+    "chat": [["RUN"]],
+    "generate": [["RUN", "--prompt", "Hello"]],
+    "cancel": [["--run", "RUN"]],
+    "stop": [["--run", "RUN", "--yes"]],
+    "orphans": [[]],
+    "localcloud": [["requests"]],
+    "completion": [["bash"]],
+    "version": [[]],
+    "help": [[]],
+    "run": "its program is after --",
+    "fit": "reads the user's own config only",
+    "rehearse": "reads the user's own config only",
+    "witness": "reads the user's own config only",
+    "init": "asks Google about the project",
+    "down": [["--run", "RUN", "--yes"], ["--run", "RUN", "--all", "--yes"]],
+}
+API_CALLS: dict[str, Callable[[str], Any] | str] = {
+    "up": lambda run: api.up(*CLOUD, run=run, yes=True),
+    "start": lambda run: api.start(*CLOUD, run=run, yes=True),
+    "status": lambda run: api.status(*CLOUD, run=run),
+    "logs": lambda run: api.logs(*CLOUD, run=run),
+    "cancel": lambda run: api.cancel(*CLOUD, run=run),
+    "pod": lambda run: api.pod(*CLOUD, run=run),
+    "record": lambda run: api.record(run),
+    "metrics": lambda run: api.metrics(run),
+    "runs": lambda run: api.runs(),
+    "plan": "reads the user's own config only",
+    "compose": "reads the user's own config only",
+    "sweep": "reads the user's own config only",
+}
+REFUSED = "nothing was executed: this machine did not make the record"
+
+
+class Strangers:
+    """Runs that somebody else has put into the bucket, and what of their code has been imported."""
+
+    def __init__(self, slipway: SlipwayCli, folder: Path) -> None:
+        self.slipway, self._mark, self._code = slipway, folder / "mark", folder / "code"
+        for name in (f"modules/{OWN}.py", f"{OWN}.py", *IMPORTED_BY_TOOLS):
+            file = self._code / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(CODE)
+        os.environ["CANARY"] = str(self._mark)
+
+    @property
+    def imported(self) -> str:
+        return self._mark.read_text() if self._mark.is_file() else ""
+
+    def publish(self, words: Sequence[str]) -> str:
+        """Put a run into the bucket as its first launch would have; return its id."""
+        self.slipway.cloud()
+        config = config_of(*words)
+        files = tuple(sorted(path.relative_to(self._code).as_posix() for path in self._code.rglob("*.py")))
+        plan = build_plan(config, project_of(config), self._code, CodeSnapshot(self._code, files), own_code=False)
+        document = describe_plan(plan, [*words, f"+hydra.callbacks.x._target_={OWN}.Step"])
+        document |= {"format": 1, "created": 1e9, "sweep": "", "git": {"commit": "c" * 40, "dirty": True}}
+        run, base = plan.run_id, f"runs/{plan.run_id}"
+        row = json.dumps(row_from_record(document) | {"format": 1, "state": "running"})
+        with open_context(config) as (context, _):
+            google = context.google
+            buckets = [
+                item["name"] for item in google.list_all("storage", "buckets.list", "items", project=plan.project)
+            ]
+            if plan.bucket not in buckets:
+                google.call("storage", "buckets.insert", project=plan.project, body={"name": plan.bucket})
+            google.upload(plan.bucket, f"code/{plan.snapshot.sha256}.tar.gz", plan.snapshot.archive)
+            google.upload(plan.bucket, f"{base}/record.json", json.dumps(document).encode())
+            google.upload(plan.bucket, f"{base}/run.yaml", plan.run_yaml.encode())
+            google.upload(plan.bucket, f"{base}/checkpoints/3/commit_success.txt", b"")
+            google.upload(plan.bucket, f"index/{run}.json", row.encode(), metadata={"row": row})
+        return run
+
+
+@pytest.fixture
+def strangers(slipway: SlipwayCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Strangers]:
+    monkeypatch.setenv("CANARY", "")
+    importable, own = tmp_path / "importable", slipway.repository / "slipway"
+    for folder in (importable, own):
+        folder.mkdir()
+        (folder / f"{OWN}.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(importable))
+    monkeypatch.setenv("PYTHONPATH", str(importable))
+    yield Strangers(slipway, tmp_path / "stranger")
+    sys.modules.pop(OWN, None)
+
+
+def test_the_canaries_are_in_every_place_and_the_walk_knows_every_verb() -> None:
+    uses = [use for words in RECORDS for use in references(config_of(*words))]
+    assert {use.reference.partition(":")[0] for use in uses} == {OWN}
+    assert {use.kind for use in uses} == {*PROTOCOLS} - {"policy loss class"}
+    assert set(VERB_WORDS) == set(VERBS), "say what the verb reads of a record"
+    for verb, words in VERB_WORDS.items():
+        takes_runs = any(flag.completion == "run" for flag in VERBS[verb].flags)
+        named = not isinstance(words, str) and any("RUN" in line for line in words)
+        assert takes_runs == named, f"{verb}: one that takes a run is tried with one"
+    functions = {name for name in api.__all__ if not isinstance(getattr(api, name), type)}
+    assert set(API_CALLS) == functions, "say what the function reads of a record"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("words", RECORDS, ids=["grpo", "lm", "loop", "program"])
+def test_no_verb_and_no_function_imports_what_a_record_names(
+    strangers: Strangers, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = strangers.publish(words)
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(results, "run_program", lambda *argv, **how: asked.append(how) or 0)
+    for verb, lines in VERB_WORDS.items():
+        for line in [] if isinstance(lines, str) else lines:
+            at = line.index("--") if "--" in line else len(line)
+            config = CLOUD if VERBS[verb].config else ()
+            argv = [verb, *(run if word == "RUN" else word for word in line[:at]), *config, *line[at:]]
+            code = main.run(argv)
+            said = capsys.readouterr()
+            assert strangers.imported == "", argv
+            assert "Traceback" not in said.err, argv
+            if verb in ("up", "plan"):
+                assert (code, REFUSED in said.err) == (2, True), argv
+            elif verb in ("status", "get", "runs", "report", "cancel", "verify", "logs"):
+                assert code == 0 or "RUN" in line, (argv, said.err)
+            if "--all" in line and verb == "down":
+                assert f"{OWN}:Step" in said.err, "what stays is named"
+    for call in API_CALLS.values():
+        if not isinstance(call, str):
+            with suppress(SlipwayError):
+                call(run)
+            assert strangers.imported == "", call
+    trainer = words is not PROGRAM
+    assert asked == [{"modules": (), "imports": ()}] * (3 if trainer else 0)
+
+
+@pytest.mark.e2e
+def test_a_record_is_shown_and_asked_about_once(
+    strangers: Strangers, monkeypatch: pytest.MonkeyPatch, slipway: SlipwayCli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = strangers.publish(PROGRAM)
+    plan = ["plan", "--run", run, *CLOUD]
+    assert main.run(plan) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    for shown in (
+        f"code.resources: {OWN}:Step, on this machine", f"code.checks: {OWN}:check, on this machine", "c" * 40,
+        f"{slipway.home}/code/", "with changes of its own", "packages",
+        "python -c 'import canary_of_strangers'", REFUSED,
+    ):  # fmt: skip
+        assert shown in said, shown
+    assert strangers.imported == ""
+    main.run([*plan, "--trust"])
+    assert OWN in strangers.imported, "the canary sings"
+    assert REFUSED not in capsys.readouterr().err
+    main.run(plan)
+    assert "is from a record" not in capsys.readouterr().err, "the answer is remembered"
