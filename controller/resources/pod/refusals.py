@@ -225,6 +225,8 @@ class PendingDeletion(Document):
         known = {"provisioner": FIRST_PROVISIONER, **body} if isinstance(body, dict) else body
         found = TypeAdapter(cls).validate_python(vars(super().from_json(known, where)))
         parse_timestamp(found.created)
+        if not all(re.fullmatch(r"\w[\w.:-]*", part, re.ASCII) for part in (found.project, found.zone, found.pod)):
+            raise ValueError("it names a file outside its folder")
         return found
 
     @property
