@@ -201,7 +201,10 @@ def run(argv: Sequence[str]) -> int:
     """Parse and run a command line; returns the exit code. Expected errors go to stderr without a traceback."""
     try:
         command = with_recalled(with_program(parse(argv)))
-        name = module_of(command.verb, of_sweep=getattr(command.flags, "multirun", False))
+        of_sweep = getattr(command.flags, "multirun", False)
+        if of_sweep and command.options.run_id:
+            raise ConfigError("-m acts on a sweep and --run on one run: give one of them")
+        name = module_of(command.verb, of_sweep=of_sweep)
         module = importlib.import_module(name)  # only this verb's imports are paid for
         code = getattr(module, f"run_{command.verb}")(command)
         sys.stdout.flush()

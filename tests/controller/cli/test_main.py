@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.cli import main
 from tests.paths import ROOT
 
 PROGRAM = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from controller.__main__ import main; sys.exit(main())"
@@ -34,3 +35,9 @@ def test_a_deleted_folder(words: list[str], tmp_path: Path) -> None:
 def test_a_full_disk(words: list[str], tmp_path: Path) -> None:
     said = "error: cannot write the output: No space left on device\n"
     assert slipway(*words, cwd=tmp_path, stdout="/dev/full") == (1, said)
+
+
+@pytest.mark.parametrize("verb", ["up", "plan", "status", "down"])
+def test_a_sweep_and_a_run_are_not_meant_at_once(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([verb, "-m", "--run", "quickstart-0b1c2d3e", "run.seed=1,2"]) == 2
+    assert capsys.readouterr().err == "error: -m acts on a sweep and --run on one run: give one of them\n"
