@@ -34,6 +34,8 @@ OBEYED_AT_THE_TOP = frozenset((
     "_vimrc", "_netrc",
 ))  # fmt: skip
 """What tools read in the folder in which they are started."""
+REPOSITORIES = frozenset((".git", ".hg", ".jj"))
+"""Folders whose settings name commands, which a prompt of a shell is enough to run. Slipway ships none as code."""
 BARE_REPOSITORY = "head"
 """The file by which git takes a folder for a bare repository, and obeys its `config`."""
 OBEYED_ENDINGS = (".code-workspace", ".pth", ".lnk", ".url", ".desktop", ".command", ".terminal", ".webloc", ".scf")
@@ -96,6 +98,17 @@ def _compared(part: str) -> str:
     """Return a name as file systems that ignore case, accents' forms, trailing dots or streams may see it."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", part) if unicodedata.category(c) not in IGNORED_CATEGORIES)
     return plain.casefold().partition(":")[0].rstrip(". ").lstrip(" ")
+
+
+def repository_problem(paths: Iterable[str]) -> str:
+    """Return which path below a folder git or its kind obeys as soon as somebody looks there; empty if none does."""
+    tops: set[str] = set()
+    for path in paths:
+        parts = [_compared(part) for part in path.split("/")]
+        if REPOSITORIES.intersection(parts):
+            return path
+        tops.add(parts[0])
+    return "HEAD" if {BARE_REPOSITORY, "objects", "refs"} <= tops else ""
 
 
 def split_names(paths: Iterable[str]) -> tuple[list[str], dict[str, str]]:

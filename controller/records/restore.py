@@ -16,7 +16,9 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +33,7 @@ from conf.schema.base import without_volatile
 from conf.schema.config import Config, validate
 from conf.schema.training.model import different_weights, read_model_section
 from controller.agent.commands.run_inputs import unpack
-from controller.agent.fs import tree_files, tree_hash
+from controller.agent.fs import AgentError, tree_files, tree_hash
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.config.run_yaml import bucket_name
 from controller.connect import missing_project, open_context, project_of
@@ -48,6 +50,7 @@ from controller.plan.build import Plan, RecordedInputs, build_plan
 from controller.records import index, recorder
 from controller.records.fetch import LATEST, choose_step
 from controller.records.ledger import Ledger
+from controller.records.local_names import repository_problem
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, load_record, read_run_record
 from controller.records.trust import is_trusted
 
@@ -234,10 +237,16 @@ def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> Cod
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{sha256[:12]}-", dir=folder.parent))
         try:
-            (draft / "archive").write_bytes(packed)
-            unpack(draft / "archive", draft / "tree")
-            if tree_hash(draft / "tree") != sha256:
+            try:
+                (draft / "archive").write_bytes(packed)
+                unpack(draft / "archive", draft / "tree")
+            except (AgentError, EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
+                raise ConfigError(f"--run {document['run']}: cannot unpack the code in {where}: {error}") from None
+            unhashed = next((draft / "tree").rglob("__pycache__"), None)  # Python would run it in place of its source
+            if unhashed or tree_hash(draft / "tree") != sha256:
                 raise ConfigError(f"--run {document['run']}: the code in {where} does not match the record")
+            if problem := repository_problem(tree_files(draft / "tree")):
+                raise ConfigError(f"--run {document['run']}: the code in {where} has {problem!r}, which tools obey")
             if not folder.is_dir():
                 os.replace(draft / "tree", folder)  # noqa: PTH105 - of a folder
         finally:

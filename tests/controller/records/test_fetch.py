@@ -1,5 +1,6 @@
 """Downloads of a run's files, complete or absent and only what the record says; and model.weights=run:ID."""
 
+import gzip
 import io
 import json
 import math
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from conf.schema.config import Config
+from controller.agent.fs import tree_hash
 from controller.core.errors import CloudError, ConfigError
 from controller.records import fetch, restore
 from controller.records.fetch import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files
@@ -154,10 +156,50 @@ def test_what_is_no_hash_names_no_file(tmp_path: Path, sha256: Any) -> None:
 @pytest.mark.parametrize("name", ["code.py", "../../planted"])
 def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name: str) -> None:
     google = archived(name)
-    with pytest.raises(Exception, match=r"does not match the record|leads outside it"):
+    with pytest.raises(ConfigError, match=r"does not match the record|leads outside it"):
         restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path / "state")
     assert [path.name for path in (tmp_path / "state/code").iterdir()] == []
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize("packed", [b"", b"no archive", b"\x1f\x8b\x08\0\0\0\0\0\0\xffcut", gzip.compress(b"x" * 2000)])
+def test_what_is_no_archive_is_one_line(tmp_path: Path, packed: bytes) -> None:
+    google: Any = SimpleNamespace(download=lambda *_: packed)
+    with pytest.raises(ConfigError, match=r"--run r: (cannot unpack the code in|the code in .* does not match)"):
+        restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ((), ""),
+        (("modules/__pycache__/own.cpython-311.pyc",), "does not match the record"),
+        (("a/b/__pycache__/x",), "does not match the record"),
+        ((".git/config",), r"has '\.git/config', which tools obey"),
+        (("sub/.GIT/config", "HEAD"), "which tools obey"),
+        ((".hg/hgrc",), "which tools obey"),
+        (("HEAD", "config", "objects/x", "refs/x"), "has 'HEAD', which tools obey"),
+        (("tests/bare/HEAD", "tests/bare/config", ".github/x", ".gitignore", ".vscode/x"), ""),
+    ],
+)
+def test_code_holds_nothing_beside_its_hash_and_no_repository(
+    tmp_path: Path, extra: tuple[str, ...], words: str
+) -> None:
+    tree, buffer = tmp_path / "tree", io.BytesIO()
+    for name in ("modules/own.py", *extra):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for path in sorted(path for path in tree.rglob("*") if path.is_file()):
+            tar.add(path, path.relative_to(tree).as_posix())
+    google: Any = SimpleNamespace(download=lambda *_: buffer.getvalue())
+    document = {"run": "r", "bucket": "b", "code_sha256": tree_hash(tree)}
+    if not words:
+        assert "modules/own.py" in restore._restore_code(google, document, tmp_path / "state").files
+        return
+    with pytest.raises(ConfigError, match=words):
+        restore._restore_code(google, document, tmp_path / "state")
+    assert [path.name for path in (tmp_path / "state/code").iterdir()] == []
 
 
 RUN = "sft-12345678"
