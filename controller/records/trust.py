@@ -20,6 +20,7 @@ from controller.core.errors import ConfigError
 from controller.core.events import confirm
 from controller.core.text import one_line, plural, width_of, wrap
 from controller.inputs.modules import references
+from controller.plan.worker_steps import venv_requirements
 
 if TYPE_CHECKING:
     from conf.schema.config import Config
@@ -88,10 +89,12 @@ def what_it_executes(document: RunRecord, config: Config, code: CodeSnapshot) ->
     git = document.get("git") or {}
     changes = " with changes of its own" if git.get("dirty") else ""
     yield "commit", f"{git.get('commit') or 'unknown'}{changes}, as the record says"
-    if config.code.repository:
-        yield "from", config.code.repository
+    if (repository := config.code.repository) is not None:
+        yield "from", f"{repository.url} at {repository.commit}"
     lines = document["requirements"].splitlines()
     yield "packages", f"{config.env.packages}, {plural(len(lines), 'line')} of requirements"
+    for built in venv_requirements(config, code).git:
+        yield "build", f"{built.line}, on this machine"
     everything_here = config.cloud.kind == "here"
     for use in references(config):
         where = "this machine" if everything_here or use.kind in ON_THIS_MACHINE else "the workers"

@@ -14,6 +14,7 @@ from tests.composed import config_of
 DOCUMENT: dict[str, Any] = {
     "run": "r-1", "code_sha256": "a" * 64, "requirements": "a==1\nb==2\n", "config": {"x": [1, {"y": float("nan")}]},
 }  # fmt: skip
+GIT_LINE = f"lab @ git+https://h/lab@{'b' * 40}"
 WORDS = ("cloud=local", "program=command", "program.command=[python, train.py, 'a b']", "program.setup=[[make, it]]")
 
 
@@ -43,13 +44,19 @@ def test_any_change_of_a_record_asks_again(tmp_path: Path) -> None:
             ("secret", "KEY, which this machine reads from file:~/.ssh/id_rsa"),
         ),
         (("env.packages=none",), ("packages", "none, 2 lines of requirements")),
+        (("env.packages=requirements", "env.requirements=own.txt"), ("build", f"{GIT_LINE}, on this machine")),
+        (
+            (f"code.repository={{url: 'https://h/r', commit: {'a' * 40}}}",),
+            ("from", f"https://h/r at {'a' * 40}"),
+        ),
     ],
 )
 def test_all_that_would_be_executed_is_named(tmp_path: Path, words: tuple[str, ...], shown: tuple[str, str]) -> None:
-    code = CodeSnapshot(tmp_path, ("train.py", "lib.py"))
+    (tmp_path / "own.txt").write_text(f"numpy==2.0.0\n{GIT_LINE}\n")
+    code = CodeSnapshot(tmp_path, ("lib.py", "own.txt", "train.py"))
     found = list(trust.what_it_executes(DOCUMENT, config_of(*WORDS, *words), code))
     assert shown in found
-    assert ("files", f"2 files in {tmp_path}") in found
+    assert ("files", f"3 files in {tmp_path}") in found
     assert ("commit", "unknown, as the record says") in found
 
 

@@ -176,7 +176,15 @@ def test_the_canaries_are_in_every_place_and_the_walk_knows_every_verb() -> None
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("words", RECORDS, ids=["grpo", "lm", "loop", "program"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(TRAINED, id="grpo"),
+        pytest.param(LANGUAGE, id="lm", marks=pytest.mark.deep),
+        pytest.param(LOOP, id="loop", marks=pytest.mark.deep),
+        pytest.param(PROGRAM, id="program"),
+    ],
+)
 def test_no_verb_and_no_function_imports_what_a_record_names(
     strangers: Strangers, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
