@@ -254,7 +254,13 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_in_a_clone(slipway: Sl
         code, _, err = slipway("up", "--run", *words)
         assert (code, said in err) == (2, True)
     (slipway.home / "runs" / run / "record.json").unlink()  # another machine knows it from the bucket
+    shutil.rmtree(slipway.home / "trusted")
     assert slipway.json("status", "--run", run)["run"]["state"] == "finished"
+    code, out, err = slipway("up", "--run", run)
+    assert (code, out, "own code" in err, "pass --trust" in err) == (2, "", False, True)
+    code, out, err = slipway("up", "--run", run, "--trust")
+    assert (code, f"{run}-r1 has already finished" in out, commit in err) == (0, True, True)
+    assert slipway("up", "--run", run)[2] == ""
 
 
 @pytest.mark.e2e

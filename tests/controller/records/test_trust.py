@@ -60,6 +60,18 @@ def test_all_that_would_be_executed_is_named(tmp_path: Path, words: tuple[str, .
     assert ("commit", "unknown, as the record says") in found
 
 
+def test_the_user_is_asked_once_and_no_means_that_nothing_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, code, answers = config_of(*WORDS), CodeSnapshot(tmp_path, ()), [False, True]
+    monkeypatch.setattr(trust, "confirm", lambda question: answers.pop(0))
+    with pytest.raises(ConfigError, match="nothing was executed"):
+        trust.require_trust(DOCUMENT, config, code, tmp_path, trust=False, asks=True)
+    for _ in range(3):
+        trust.require_trust(DOCUMENT, config, code, tmp_path, trust=False, asks=True)
+    assert answers == []
+
+
 def test_nobody_to_ask_is_a_no_and_a_long_value_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, code = config_of(*WORDS[:2], f"program.command=[{'x' * 9000}]"), CodeSnapshot(tmp_path, ())
     for asks in (True, False):
