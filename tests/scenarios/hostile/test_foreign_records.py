@@ -82,7 +82,7 @@ VERB_WORDS: dict[str, Sequence[Sequence[str]] | str] = {
     "stop": [["--run", "RUN", "--yes"]],
     "orphans": [[]],
     "localcloud": [["requests"]],
-    "completion": [["bash"]],
+    "completion": [["bash"], ["query"]],
     "version": [[]],
     "help": [[]],
     "run": "its program is after --",
@@ -190,6 +190,7 @@ def test_no_verb_and_no_function_imports_what_a_record_names(
 ) -> None:
     run = strangers.publish(words)
     asked: list[dict[str, Any]] = []
+    monkeypatch.setenv("COMP_LINE", "slipway get ")
     monkeypatch.setattr(results, "run_program", lambda *argv, **how: asked.append(how) or 0)
     for verb, lines in VERB_WORDS.items():
         for line in [] if isinstance(lines, str) else lines:
