@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import Lora, Model
 from tests.conftest import deep
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
@@ -311,3 +311,32 @@ def test_sums_over_65_thousand_tokens_are_within_a_percent_of_float32(family):
             assert np.linalg.norm(np.float64(a) - b) <= 0.01 * np.linalg.norm(np.float64(b)), name
             compared += 1
     assert compared >= 4
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_0_5b", "gpt2", "nanochat_d16", "gemma2_2b", "llama3_1b"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_gradients_of_matrices_leave_their_products_in_float32(family, lora):
+    """Else the parts of the devices are rounded to bfloat16, and added up so over `mesh.fsdp`."""
+    cfg, rows = model(family, "bfloat16"), 4 * LENGTH
+    if lora:
+        cfg = cfg.model_copy(update={"lora": Lora(r=4, lora_alpha=8, target_modules=("layers.*",))})
+    batch = {name: jax.ShapeDtypeStruct((4, LENGTH), x.dtype) for name, x in batch_of(LENGTH).items()}
+
+    def total(trained, params, batch):
+        return train_step.loss_of(lm.loss(cfg)(weights.overlay(params, trained), batch)).total
+
+    params = weights.abstract_params(cfg)
+    lowered = jax.jit(jax.grad(total)).lower(weights.trained_part(params, cfg), params, batch).as_text()
+    products = re.findall(r"stablehlo\.dot_general.*-> tensor<(\d+)x(\d+)x(bf16|f32)>", lowered)
+    dtypes = {dtype for first, second, dtype in products if rows not in (int(first), int(second))}
+    assert dtypes == {"f32"}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 4, 1)])
+def test_gradients_of_many_devices_are_those_of_one_though_activations_are_bfloat16(sizes):
+    cfg, batch = model("nanochat_d16", "bfloat16"), batch_of(4096)
+    found, expected = gradient(cfg, batch, sizes), gradient(cfg, batch, (1, 1, 1))
+    for path, a in jax.tree.leaves_with_path(found):
+        b = functools.reduce(lambda tree, key: tree[key.key], path, expected)
+        assert np.linalg.norm(np.float64(a) - b) <= 0.01 * np.linalg.norm(np.float64(b)), path
