@@ -1,9 +1,7 @@
 """Checkpoints through Orbax: written in the background, atomically, to local folders and gs://."""
 
-import json
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -14,15 +12,15 @@ from orbax.checkpoint import type_handlers
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
-from conf.strict_json import dumps
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
+from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage, outage_of
 from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, named_leaves
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_tree
 from trainer.models.weights import Params
-from trainer.pretrained.run_weights import check_database
+from trainer.pretrained.integrity import altered, check_database, read_checksums, write_checksums
 from trainer.step.nan_diagnosis import DivergedError
 
 SMALLEST_SLICE_BYTES = 1 << 20
@@ -71,6 +69,7 @@ class CheckpointManager:
             root = root.resolve()
         self._settings = settings
         self._folder, self._reference = root / "checkpoints", root / "reference"
+        self._reference_checksums = root / "reference_checksums.json"
         self._checksums = ReplicaChecksums()
         self._bridge: OutageBridge | None = None
         if log is not None and log.storage.is_remote and settings.max_outage_hours:
@@ -230,21 +229,23 @@ class CheckpointManager:
 
     def _load_verified(self, step: int, abstract: Any) -> RestoredCheckpoint | str:
         """Return the checkpoint if every process can read it, else the problem. All processes return the same."""
+        found = self._verified(lambda: self._load(step, abstract))
+        return found if isinstance(found, str) else RestoredCheckpoint(step, found[1], found[0]["position"])
+
+    def _verified(self, load: Callable[[], tuple[dict[str, Any], Any]]) -> tuple[dict[str, Any], Any] | str:
+        """Return what `load` does, arrays and their "checksums", if they match on all processes, else the problem."""
         content, state, problem = {}, None, ""
         try:
-            content, state = self._load(step, abstract)
+            content, state = load()
         except BrokenCheckpointError as error:
             problem = str(error)
         if problems := gather_problems(problem):
             return problems[0]
         try:
-            sums = self._checksums.compute(state, "as restored")
+            name = altered(self._checksums.compute(state, "as restored"), content["checksums"])
         except CorruptionError as error:
             return str(error)
-        altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
-        if altered:
-            return f"{altered[0]} differs from what was saved"
-        return RestoredCheckpoint(step, state, content["position"])
+        return f"{name} differs from what was saved" if name else (content, state)
 
     def _load(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
         """Read the saved JSON and the state without waiting for other processes, which may fail elsewhere."""
@@ -273,15 +274,35 @@ class CheckpointManager:
     def save_reference(self, params: Params) -> None:
         """Save the frozen policy unless it exists. Returns when it is complete; waits for the bucket."""
         self.catch_up(wait=True)
-        if not (self._reference.exists() and ocp.utils.is_checkpoint_finalized(self._reference)):
-            with ocp.Checkpointer(_array_handler()) as checkpointer:
-                # a bucket may hold objects of an interrupted attempt
-                checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params), force=True)
+        if self._reference.exists() and ocp.utils.is_checkpoint_finalized(self._reference):
+            return
+        checksums = self._checksums.compute(params, "as the reference")
+        if jax.process_index() == 0:
+            write_checksums(self._reference_checksums, checksums)
+        with ocp.Checkpointer(_array_handler()) as checkpointer:
+            # a bucket may hold objects of an interrupted attempt
+            checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params), force=True)
 
     def restore_reference(self, abstract: Params) -> Params:
-        """Return the saved frozen policy. abstract: shapes, dtypes and shardings of the weights."""
-        with ocp.Checkpointer(_array_handler()) as checkpointer:
-            return checkpointer.restore(self._reference, args=_restore_args(abstract))
+        """Return the saved frozen policy. abstract: shapes, dtypes and shardings of the weights.
+
+        Raises RunFileError on all processes if it is damaged: nothing else can be the reference of this run.
+        """
+        found = self._verified(lambda: self._load_reference(abstract))
+        if isinstance(found, str):
+            raise RunFileError(
+                f"dir: {self._reference}, the policy that this run is compared with, is damaged: {found}; restore it "
+                "from a copy, or set another dir to start over"
+            )
+        return found[1]
+
+    def _load_reference(self, abstract: Params) -> tuple[dict[str, Any], Params]:
+        try:
+            check_database(self._reference)
+            params = _array_handler().restore(self._reference, args=_restore_args(abstract))
+        except Exception as error:
+            raise _classify_error(error) from error
+        return {"checksums": read_checksums(self._reference_checksums)}, params
 
     def __enter__(self) -> Self:
         return self
@@ -332,64 +353,3 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
 
 def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
-
-
-SCORES_FILE = "scores.json"
-
-
-class Retention:
-    """Preservation policy for Orbax. Scores, and hence decisions, are the same on all processes."""
-
-    def __init__(self, folder: epath.Path, settings: CheckpointSettings, storage: RunStorage, writes: bool) -> None:
-        self._file, self._storage, self._writes = folder / SCORES_FILE, storage, writes
-        self._keep, self._best = settings.max_to_keep, settings.best
-        self._scores: dict[int, float] = {}
-        self.broken_steps: set[int] = set()
-        if self._best and self._file.exists():
-            body = json.loads(self._file.read_text())
-            if problem := format_problem(body, str(self._file)):
-                raise RunFileError(problem)
-            if body["metric"] == self._best.metric:
-                known = {int(step): value for step, value in body["scores"].items() if value is not None}
-                self._scores = {step: value for step, value in known.items() if math.isfinite(value)}
-
-    def record_score(self, step: int, value: float) -> None:
-        """Record the score of the weights after `step` updates. Process 0 writes it to scores.json.
-
-        What is not finite is no score: the checkpoint never is the best.
-        """
-        self._scores.pop(step, None)
-        if math.isfinite(value):
-            self._scores[step] = value
-        elif self._writes and self._best:
-            print(f"WARNING: {self._best.metric} after update {step} is {value}: it cannot be the best", flush=True)
-        self.write()
-
-    def write(self) -> None:
-        """Write scores.json on process 0, if there are scores; during an outage the next call does."""
-        if not (self._writes and self._best and self._scores and self._storage.answers()):
-            return
-        content = {"format": FORMAT, "metric": self._best.metric, "mode": self._best.mode}
-        content |= {"best": self.best_step(list(self._scores))}
-        partial = self._file.with_suffix(".partial")
-        with self._storage.tolerated(SCORES_FILE):
-            partial.write_text(dumps(content | {"scores": self._scores}, indent=1) + "\n")
-            partial.replace(self._file)
-
-    def best_step(self, steps: Sequence[int]) -> int | None:
-        """Return the best of these steps, the first among equals, or None if none has been evaluated."""
-        scored = sorted(step for step in steps if step in self._scores)
-        if not self._best or not scored:
-            return None
-        return (min if self._best.mode == "min" else max)(scored, key=self._scores.__getitem__)
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Select checkpoints for Orbax, by `step`. Broken ones are dropped once a newer one is complete."""
-        sound = sorted(info.step for info in checkpoints if info.step not in self.broken_steps)
-        kept = self.kept(sound)
-        return [info.step in kept for info in checkpoints]
-
-    def kept(self, steps: Sequence[int]) -> set[int]:
-        """Return the newest of these steps, which are in order, and the best one."""
-        best = self.best_step(steps)
-        return {*steps[-self._keep :], *([] if best is None else [best])}

@@ -3,16 +3,13 @@
 If the run averages its weights (`optimizer.ema_decay`), the average is read: it is what the run evaluated.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
-from urllib.parse import unquote
 
-import fsspec
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import tensorstore
 import yaml
 from etils import epath
 from pydantic import ValidationError
@@ -22,41 +19,7 @@ from conf.schema.training.model import AnyModel, read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path, named_leaves
 from trainer.models.weights import Params, overlay, select, weight_table
-
-
-def check_database(folder: epath.Path) -> None:
-    """Raise ValueError if a file of the database in `folder` is missing or too short, or its index is damaged.
-
-    Orbax stores arrays in OCDBT (https://google.github.io/tensorstore/kvstore/ocdbt): a B+tree whose leaves give the
-    file, offset and length of each chunk of an array. The arrays are not read.
-    """
-    wanted: dict[str, int] = defaultdict(int)
-    for location in _value_locations(folder):
-        _, base, name, offset, length = location.split(":")
-        file = unquote(base) + unquote(name)
-        wanted[file] = max(wanted[file], int(offset) + int(length))
-    files, root = fsspec.url_to_fs(str(folder))
-    sizes = {name.removeprefix(f"{root}/"): item["size"] for name, item in files.find(root, detail=True).items()}
-    for file, size in sorted(wanted.items()):
-        if file not in sizes:
-            raise ValueError(f"{folder.name}/{file} is missing")
-        if sizes[file] < size:
-            raise ValueError(f"{folder.name}/{file} has {sizes[file]} bytes, expected at least {size}")
-
-
-def _value_locations(folder: epath.Path) -> Iterator[str]:
-    """Yield <kind>:<folder>:<file>:<offset>:<length> for every node of the tree and every value outside it."""
-    base = tensorstore.KvStore.open(f"{folder if '://' in str(folder) else f'file://{folder}'}/").result()
-    todo = [tensorstore.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]]
-    while todo:
-        location = todo.pop()
-        yield location
-        for entry in tensorstore.ocdbt.dump(base, location).result()["entries"]:
-            if "indirect_value" in entry:
-                yield entry["indirect_value"]
-            elif "location" in entry:
-                todo.append(entry["location"])
-
+from trainer.pretrained.integrity import altered, check_database
 
 CHECKPOINTS_FOLDER = "checkpoints"
 RUN_FILE = "run.yaml"
@@ -64,6 +27,16 @@ RUN_FILE = "run.yaml"
 
 class StoreError(RunFileError):
     """The folder has no weights, or those of another model."""
+
+
+@contextmanager
+def damage_named(folder: epath.Path, what: str) -> Iterator[None]:
+    """Turn what the libraries raise of a missing or damaged file into a StoreError of one line."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        problem = " ".join(str(error).split())[:300]
+        raise StoreError(f"{folder}: {what} is incomplete or damaged: {problem}; use another one") from None
 
 
 def is_checkpoint(folder: epath.Path) -> bool:
@@ -125,8 +98,9 @@ def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
         names = [root, *(key.key for key in path)]
 
         def read() -> np.ndarray:
-            array = _read_leaf(folder, names)
-            if (wanted := checksums.get(".".join(names))) is not None and bit_sum(array) != wanted:
+            with damage_named(folder, "the checkpoint"):
+                array = _read_leaf(folder, names)
+            if altered({".".join(names): bit_sum(array)}, checksums):
                 raise StoreError(f"{folder}: {'.'.join(names)} differs from what was saved; use another checkpoint")
             return array
 
@@ -145,16 +119,14 @@ def load_sharded(folder: epath.Path, wanted: Params, cfg: AnyModel) -> Params:
     stored = jax.tree.map(lambda w, s: jax.ShapeDtypeStruct(w.shape, s.dtype, sharding=w.sharding), wanted, saved)
     names = sorted({*jax.tree.leaves(roots)})
     items = {name: select(stored, roots, lambda root, name=name: root == name) for name in names}
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    with damage_named(folder, "the checkpoint"), ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeRestore(
             items, restore_args=ocp.checkpoint_utils.construct_restore_args(items), partial_restore=True
         )
         found = checkpointer.restore(folder / "state", args=args)
-    known = _checksums(folder)
     read = {root: found[root] for root in items}
-    for name, value in ReplicaChecksums().compute(read, "as read from model.weights").items():
-        if known.get(name, value) != value:
-            raise StoreError(f"model.weights: {folder}: {name} differs from what was saved; use another checkpoint")
+    if name := altered(ReplicaChecksums().compute(read, "as read from model.weights"), _checksums(folder)):
+        raise StoreError(f"model.weights: {folder}: {name} differs from what was saved; use another checkpoint")
     whole = overlay(read["params"], read["average"]) if len(read) == 2 else next(iter(read.values()))
     return jax.tree.map(lambda x, w: x.astype(w.dtype), whole, wanted)
 
@@ -164,12 +136,9 @@ def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:
 
     The root is `average` where the run averages the weight, else `params`.
     """
-    try:
+    with damage_named(folder, "the checkpoint"):
         check_database(folder / "state")
         tree = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree
-    except (ValueError, OSError) as error:
-        problem = " ".join(str(error).split())[:300]
-        raise StoreError(f"{folder}: the checkpoint is incomplete or damaged: {problem}; use another one") from None
     kept = {root: named_leaves(tree.get(root) or {}) for root in ("params", "average")}
     saved, wanted = kept["params"] | kept["average"], named_leaves(weight_table(cfg))
     for name in sorted(saved.keys() | wanted.keys()):
@@ -182,7 +151,8 @@ def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:
 
 
 def _checksums(folder: epath.Path) -> dict[str, int]:
-    return ocp.JsonCheckpointHandler().restore(folder / "position")["checksums"]
+    with damage_named(folder, "the checkpoint"):
+        return ocp.JsonCheckpointHandler().restore(folder / "position")["checksums"]
 
 
 def _read_leaf(folder: epath.Path, names: list[str]) -> np.ndarray:

@@ -12,18 +12,25 @@ from jax.sharding import Mesh
 from pydantic import ValidationError
 
 from conf.schema.training.model import AnyModel, Model, different_weights, read_model_section
+from trainer.distributed.checksums import ReplicaChecksums, bit_sum, named_leaves
 from trainer.distributed.mesh import with_shardings
 from trainer.models.decoder_weights import merged_weight
 from trainer.models.weights import Params, abstract_params, overlay, param_shardings, select
 from trainer.pretrained import hf_families, hf_files, peft_files, run_weights
+from trainer.pretrained.integrity import altered, check_database, read_checksums, write_checksums
 from trainer.pretrained.run_weights import StoreError
 
 WEIGHTS_FOLDER = "weights"
 DESCRIPTION_FILE = "model.yaml"
+CHECKSUMS_FILE = "checksums.json"
 
 
 def write_params(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
-    """Write the weights, NumPy arrays, then their description; a folder without one is incomplete."""
+    """Write the checksums of the weights, the weights, NumPy arrays, and last their description.
+
+    A folder without a description is incomplete.
+    """
+    write_checksums(folder / CHECKSUMS_FILE, {name: bit_sum(array) for name, array in named_leaves(params).items()})
     # the usual handler makes a copy of every array first, so that it may be changed meanwhile; nobody does that here
     handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
@@ -94,8 +101,9 @@ def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
         return run_weights.read_params(_absolute(folder), cfg)
     if not (folder / DESCRIPTION_FILE).exists():
         return _read_pretrained(folder, cfg)
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        return jax.tree.map(np.asarray, checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER))
+    params = jax.tree.map(np.asarray, _restore(folder))
+    _check_unaltered(folder, {name: bit_sum(array) for name, array in named_leaves(params).items()})
+    return params
 
 
 def load_sharded(folder: epath.Path, cfg: AnyModel, mesh: Mesh) -> Params:
@@ -128,10 +136,32 @@ def _load(folder: epath.Path, cfg: AnyModel, wanted: Params) -> Params:
         arrays, tree = jax.tree.flatten(read)
         del read  # frees each array once it is placed
         return tree.unflatten([_to_sharded_array(arrays.pop(0), shape) for shape in shapes])
-    restore: Any = ocp.checkpoint_utils.construct_restore_args(wanted)
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        placed = checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER, restore_args=restore)
+    placed = _restore(folder, wanted)
+    _check_unaltered(folder, ReplicaChecksums().compute(placed, "as read from model.weights"))
     return jax.tree.map(lambda x, w: x.astype(w.dtype), placed, wanted)
+
+
+def _restore(folder: epath.Path, wanted: Params | None = None) -> Params:
+    """Return the arrays of a folder of our own as NumPy's, or with the shardings of `wanted`; dtypes are the stored.
+
+    Raises StoreError if files are missing or damaged.
+    """
+    weights, how = _absolute(folder) / WEIGHTS_FOLDER, dict[str, Any]()
+    with run_weights.damage_named(folder, "the copy of the weights"):
+        check_database(weights)
+        if wanted is not None:
+            saved = ocp.PyTreeCheckpointHandler().metadata(weights).tree
+            stored = jax.tree.map(
+                lambda w, s: jax.ShapeDtypeStruct(w.shape, s.dtype, sharding=w.sharding), wanted, saved
+            )
+            how = {"restore_args": ocp.checkpoint_utils.construct_restore_args(stored)}
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            return checkpointer.restore(weights, **how)
+
+
+def _check_unaltered(folder: epath.Path, checksums: dict[str, int]) -> None:
+    if name := altered(checksums, read_checksums(folder / CHECKSUMS_FILE)):
+        raise StoreError(f"{folder}: {name} differs from what was saved; export or import the weights again")
 
 
 def _read_pretrained(folder: epath.Path, cfg: AnyModel) -> Params:

@@ -105,6 +105,48 @@ def test_the_reference_is_saved_once_and_rewritten_if_it_is_half_written(tmp_pat
     checkpoints.close()
 
 
+def reference_file(folder):
+    """The largest file of the reference: of its arrays."""
+    return max((path for path in (folder / "reference").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
+
+
+def other_reference_sum(folder, change) -> None:
+    file = folder / "reference_checksums.json"
+    content = json.loads(file.read_text())
+    change(content["checksums"])
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: other_reference_sum(folder, lambda sums: sums.update(rows=sums["rows"] ^ 1)), "rows differs"),
+        (lambda folder: other_reference_sum(folder, lambda sums: sums.pop("everywhere")), "everywhere differs"),
+        (lambda folder: (folder / "reference_checksums.json").write_text("[]"), "has no format"),
+        (lambda folder: (folder / "reference_checksums.json").write_text("{"), "is no JSON"),
+        (lambda folder: reference_file(folder).unlink(), "is missing"),
+        (lambda folder: reference_file(folder).write_bytes(b""), "expected at least"),
+        (lambda folder: (folder / "reference/manifest.ocdbt").unlink(), "is damaged"),
+    ],
+)
+def test_a_damaged_reference_is_one_line_and_is_not_trained_with(tmp_path, state, damage, words):
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
+        checkpoints.save_reference(state)
+        damage(tmp_path)
+        with pytest.raises(RunFileError, match=words) as told:
+            checkpoints.restore_reference(abstract(1, 4, 2))
+    assert "\n" not in str(told.value)
+
+
+def test_a_reference_of_an_earlier_version_is_read_with_a_warning(tmp_path, state, caplog):
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
+        checkpoints.save_reference(state)
+        (tmp_path / "reference_checksums.json").unlink()
+        assert_equal(checkpoints.restore_reference(abstract()), state)
+    said = f"{tmp_path}/reference_checksums.json is missing: whether the arrays beside it were altered is not known"
+    assert [record.message for record in caplog.records if record.name == "root"] == [said]
+
+
 def test_a_checkpoint_of_another_model_or_format_is_refused(tmp_path, state):
     written(tmp_path, 1, state, 2)
     file = tmp_path / "checkpoints/2/position/metadata"
