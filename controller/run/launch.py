@@ -19,6 +19,7 @@ from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.json_documents import DamagedRecordError, Document
 from controller.core.this_process import Clock
+from controller.gcp.answers import parse_timestamp
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 from controller.lease import Lease
@@ -144,15 +145,18 @@ QUEUE_REFRESH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class _WaitingRun(Document):
-    """Place of a run in the queue, rewritten while its controller lives."""
+    """Place of a run in the queue, rewritten while its controller lives.
+
+    Attributes:
+        since: when it came, by the bucket's clock; None in the first version of the object, whose time this is.
+    """
 
     run_id: str
-    since: float
-    refreshed: float
+    since: float | None
 
 
 class PodQueue:
-    """Queue of one pod. Times are seconds since the epoch by each controller's own clock.
+    """Queue of one pod. Times are the bucket's: a controller whose clock is wrong neither jumps nor blocks the queue.
 
     A damaged object does not count; `problems` names it.
     """
@@ -173,6 +177,7 @@ class PodQueue:
             return []
         for item in items:
             try:
+                facts, now = self._google.object_metadata(self._bucket, item["name"])
                 content = self._google.download(self._bucket, item["name"])
                 entry = parse_record(content, _WaitingRun.from_json, item["name"])
             except NotFoundError:
@@ -180,23 +185,24 @@ class PodQueue:
             except DamagedRecordError as error:
                 self.problems += [str(error)] if str(error) not in self.problems else []
                 continue
-            if self._clock.now() - entry.refreshed < QUEUE_STALE_SECONDS:
-                found.append((entry.since, entry.run_id))
+            written = parse_timestamp(facts["updated"])
+            if now - written < QUEUE_STALE_SECONDS:
+                found.append((written if entry.since is None else entry.since, entry.run_id))
         return [run_id for _, run_id in sorted(found)]
 
     @contextmanager
     def enqueued(self, run_id: str) -> Iterator[Callable[[], None]]:
         """Queue a run while the context is open; call the yielded function regularly to stay in the queue."""
-        since = self._clock.now()
-        last_refresh = 0.0
+        since: float | None = None
+        last_refresh = -QUEUE_REFRESH_SECONDS
 
         def refresh() -> None:
-            nonlocal last_refresh
-            now = self._clock.now()
+            nonlocal since, last_refresh
+            now = self._clock.monotonic()
             if now - last_refresh >= QUEUE_REFRESH_SECONDS:
-                last_refresh = now
-                entry = _WaitingRun(run_id, since, refreshed=now).to_json()
-                self._google.upload(self._bucket, self._name(run_id), dumps(entry).encode())
+                entry = _WaitingRun(run_id, since).to_json()
+                answer = self._google.upload(self._bucket, self._name(run_id), dumps(entry).encode())
+                since, last_refresh = since or parse_timestamp(answer["updated"]), now
 
         refresh()
         try:
