@@ -60,6 +60,7 @@ def read_all(folder: Path) -> None:
     assert list(gather._parse_jsonl([NESTED.encode(), b'{"a": 1}'])) == [{"a": 1}]
     [line] = said_of_metrics(folder / "metrics.jsonl")
     assert "is not a JSON object" in line["warning"]
+    assert len(line["warning"]) < 300
     (folder / "summary.json").write_text(NESTED)
     assert "not JSON" in cast(Any, attempts._read_summary(folder))["error"]
     (folder / "rows.jsonl").write_text(NESTED[:5000])

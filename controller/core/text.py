@@ -274,6 +274,8 @@ RANKS = {
 BESIDE_OTHERS = re.compile(r"(^|_)(low|high|stderr)(_|$)|^(eval_prompts|eval_puzzles|steps|warm_start_steps)$")
 """Bounds of an interval, which are shown beside their value, and numbers that the config says."""
 RESULT_NAME_WIDTH = 18
+MAX_SHOWN, MAX_LINE = 80, 2000
+"""Characters of one name or value, and of the metrics of a line: a program may write anything as either."""
 
 
 def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None, width: int | None = None) -> str | None:
@@ -286,7 +288,7 @@ def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None, wi
     step, total, seconds = (numeric(metrics.get(name)) for name in ("step", "steps_total", "step_time"))
     if step is None:
         return None
-    first = f"{metrics.get('phase', '')} step {step}{f'/{total:.0f}' if total else ''}".strip()
+    first = f"{_cut(str(metrics.get('phase', '')))} step {step}{f'/{total:.0f}' if total else ''}".strip()
     values = {name: metrics[name] for name in SHOWN_METRICS if metrics.get(name) is not None}
     if "accuracy" not in values and "reward_mean" not in values and "loss" in values:
         ranks = RANKS | {"loss": 1}
@@ -311,8 +313,8 @@ def evaluation_line(metrics: dict[str, Any]) -> str:
     shown = []
     for name, value in values.items():
         if "/" not in name and not _is_bound(values, name):
-            shown.append(f"{name} {format_number(value)}{_interval(values, f'{name}_low', f'{name}_high')}")
-    return "  ".join([f"step {numeric(metrics.get('step'))}", *shown])
+            shown.append(f"{_cut(name)} {format_number(value)}{_interval(values, f'{name}_low', f'{name}_high')}")
+    return "  ".join([f"step {numeric(metrics.get('step'))}", *([_cut("  ".join(shown), MAX_LINE)] if shown else [])])
 
 
 def result_lines(summary: Mapping[str, Any], width: int | None = None) -> list[str]:
@@ -328,16 +330,17 @@ def result_lines(summary: Mapping[str, Any], width: int | None = None) -> list[s
         if name.endswith("_after") and f"{base}_before" in summary and not BESIDE_OTHERS.search(base):
             interval = _interval(summary, f"{base}_low_after", f"{base}_high_after")
             before = format_number(summary[f"{base}_before"])
-            lines.append(f"{pad(base, RESULT_NAME_WIDTH)} {before} → {format_number(value)}{interval}")
+            lines.append(f"{pad(_cut(base), RESULT_NAME_WIDTH)} {before} → {format_number(value)}{interval}")
         elif not (_has_counterpart(summary, name) or BESIDE_OTHERS.search(name)):
             others[name] = value
     if not lines:
         return [
-            f"{pad(name, RESULT_NAME_WIDTH)} {format_number(value)}{_interval(summary, f'{name}_low', f'{name}_high')}"
+            f"{pad(_cut(name), RESULT_NAME_WIDTH)} {format_number(value)}"
+            f"{_interval(summary, f'{name}_low', f'{name}_high')}"
             for name, value in summary.items()
             if not _is_bound(summary, name)
         ]
-    rest = "  ".join(f"{name} {format_number(value)}".replace(" ", "\0") for name, value in others.items())
+    rest = "  ".join(f"{_cut(name)} {format_number(value)}".replace(" ", "\0") for name, value in others.items())
     return [*lines, *wrap(rest, width).replace("\0", " ").splitlines()]
 
 
@@ -350,6 +353,10 @@ def _is_bound(values: Mapping[str, Any], name: str) -> bool:
     """Return whether a value is a bound of another's interval, or its standard error: `X_low` beside `X`."""
     base = name.rpartition("_")[0]
     return name.endswith(("_low", "_high", "_stderr")) and {base, f"{base}_low", f"{base}_high"} <= values.keys()
+
+
+def _cut(text: str, length: int = MAX_SHOWN) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _interval(values: Mapping[str, Any], low: str, high: str) -> str:
@@ -375,9 +382,10 @@ def finite_number(value: Any) -> float | None:
 
 
 def format_number(value: Any) -> str:
-    if not isinstance(value, float) or value.is_integer():
-        return f"{value:,.0f}" if isinstance(value, float) else str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if not isinstance(value, float):
+        return _cut(str(value))
+    is_whole = value.is_integer() or abs(value) >= 1000
+    return f"{value:,.0f}" if is_whole and abs(value) < MAX_NUMBER else f"{value:.4g}"
 
 
 def format_duration(seconds: float) -> str:

@@ -99,6 +99,30 @@ def test_the_training_line() -> None:
     assert [training_line(line) for line in ({"loss": 1.0}, {"step": 3, "loss": None})] == [None, "step 3"]
 
 
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"step": 1, "phase": LONG},
+        {"step": 1, "loss": LONG},
+        {"step": 1, "accuracy": 10**4000},
+        {"step": 1, "eval_loss": [LONG]},
+        {"step": 1, "loss": 1.7e308, "eval_loss": -1.7e308},
+        {"step": 1, f"eval_{LONG}": 0.5},
+        {"step": 1} | {f"eval_{i}": 0.5 for i in range(5000)},
+        {f"{LONG}_before": LONG, f"{LONG}_after": {"a": LONG}},
+        {LONG: None},
+    ],
+    ids=range(9),
+)
+def test_what_a_program_writes_as_its_metrics_does_not_fill_the_screen(metrics: dict[str, Any]) -> None:
+    for line in (training_line(metrics) or "", evaluation_line(metrics), *result_lines(metrics)[:1]):
+        assert len(line) < 2100
+        assert "x" * 100 not in line
+
+
 def test_step_and_remaining_time_stay_where_there_is_no_room() -> None:
     line = str(training_line(GRPO, 19.2, 78))
     assert re.fullmatch(r"grpo step 165/188  .*accuracy 0\.7797.*ETA 0:46, \$0\.25", line)
