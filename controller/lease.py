@@ -262,9 +262,7 @@ class Lease:
                 self._restore("deleted", 0)
                 continue
             if snapshot is None:
-                raise self._mark_lost(
-                    LeaseLostError("the lease and its bucket no longer exist; this controller stopped")
-                )
+                raise self._mark_lost(LeaseLostError(self._told_without_bucket()))
             if (snapshot.record.id, snapshot.record.token) != (self._record.id, self._record.token):
                 message = "took over; this controller stopped and changes nothing more"
                 raise self._mark_lost(LeaseLostError(f"{snapshot.record} {message}"))
@@ -272,6 +270,13 @@ class Lease:
             if snapshot.record.asked:
                 raise self._mark_lost(ReleaseRequestedError(snapshot.record))
             # Our own request arrived, but its response was lost.
+
+    def _told_without_bucket(self) -> str:
+        """Say what goes on, and is billed, now that nothing in the bucket says so any more."""
+        stopped = "the lease and its bucket no longer exist; this controller stopped"
+        if not (pod := self.identity.pod):
+            return f"{stopped}. Its pods and their programs go on: `slipway orphans` lists what is billed"
+        return f"{stopped}. Pod {pod} and its program go on, billed if it is a cloud's, until `slipway down` deletes it"
 
     def _restore(self, what: str, generation: int) -> None:
         """Prepare to write the lease again in place of this generation.

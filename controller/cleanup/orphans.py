@@ -141,7 +141,7 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
             use = f"unknown, since gs://{bucket}/{error}"
             break
     else:
-        use = "just created, no run has started on it yet" if age < MIN_AGE_SECONDS else ""
+        use = "of a run that no bucket knows: just created, or its bucket was deleted" if age < MIN_AGE_SECONDS else ""
     return BilledItem("TPU", name, zone, usd, use, why, slice_.place.provisioner)
 
 

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.errors import LeaseLostError
-from controller.gcp.google_errors import ConflictError, GoogleError
+from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
 from controller.lease import SAFETY_MARGIN, Lease, LeaseHeldError, ReleaseRequestedError
 from controller.lease_store import Identity, LeaseRecord, LeaseSnapshot
 from tests.fakes.clock import ManualClock
@@ -212,6 +213,31 @@ def test_a_holder_that_is_asked_lets_go_and_says_so(time: ManualClock, file: Fak
     assert asked.value.ends_run
     assert (last_words(file).released, last_words(file).exit_code) == (True, 0)
     assert second.ensure() == 2
+
+
+@pytest.mark.parametrize(
+    ("pod", "said"),
+    [("pod-1", "Pod pod-1 and its program go on, .*`slipway down` deletes it"), ("", "`slipway orphans` lists what")],
+)
+def test_a_controller_without_its_bucket_says_what_goes_on(file: FakeFile, pod: str, said: str) -> None:
+    mine = lease(file)
+    mine.identity = replace(mine.identity, pod=pod)
+    mine.ensure()
+    mine._store = cast(Any, GoneFile())
+    with pytest.raises(
+        LeaseLostError, match=rf"the lease and its bucket no longer exist; this controller stopped\. .*{said}"
+    ):
+        mine._renew()
+
+
+class GoneFile:
+    """In a bucket that was deleted."""
+
+    def read(self) -> None:
+        return None
+
+    def write(self, *_: object) -> int:
+        raise NotFoundError("insert", 404, "notFound", "the bucket does not exist")
 
 
 def test_one_that_is_asked_and_dead_is_waited_for(time: ManualClock, file: FakeFile) -> None:

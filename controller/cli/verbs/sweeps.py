@@ -39,8 +39,8 @@ from controller.sweep.sweep_session import SweepSession, open_sweep
 
 POLL_SECONDS = 1.0
 ABANDONED = (
-    "nobody has driven this sweep since {}, when its controller ended; the board is of that time. Programs on its pods "
-    "go on; the same `slipway -m …` continues the sweep, `slipway down -m …` ends it"
+    "nobody drives this sweep: its controller has ended, and was last heard of at {}; the board is of that time. "
+    "Programs on its pods go on; the same `slipway -m …` continues the sweep, `slipway down -m …` ends it"
 )
 
 

@@ -227,7 +227,7 @@ def test_a_sweep_whose_controller_was_killed_says_so(home: Path, capsys: pytest.
             assert status("--sweep", "q-abc", *words) == 0
             said = " ".join(capsys.readouterr().out.split())
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1.7e9))
-            assert f"nobody has driven this sweep since {since}, when its controller ended" in said
+            assert f"nobody drives this sweep: its controller has ended, and was last heard of at {since};" in said
         assert status("--sweep", "q-abc", "--json") == 0
         document = json.loads(capsys.readouterr().out)
         assert (document["over"], document["driven"]) == (False, False)
