@@ -207,6 +207,7 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         name=node.name,
         node=node.id,
         min_free_gb=config.env.min_free_gb,
+        here=here,
         state=(TIDY_STATE,) * workers,
         depends_on=(f"{SshAccess.kind}/{node.name}",),
     )

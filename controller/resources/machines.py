@@ -203,6 +203,7 @@ class WorkerHygiene(WorkerResource):
 
     kind: ClassVar[str] = "tidied"
     min_free_gb: float = field(compare=False)
+    here: bool = field(default=False, compare=False)
     state: tuple[str, ...]
 
     @property
@@ -220,9 +221,10 @@ class WorkerHygiene(WorkerResource):
         full = [(worker, look["free_gb"]) for worker, look in enumerate(looks) if self._is_full(look)]
         if full:
             listed = "; ".join(f"worker {worker} has {free:.1f} GB free" for worker, free in full)
+            fresh = "" if self.here else "run `slipway down` to get fresh disks, "
             raise DiskFullError(
-                f"env.min_free_gb: {listed}, but {self.min_free_gb:g} GB are required; free some space, run `slipway "
-                "down` to get fresh disks, or lower the key",
+                f"env.min_free_gb: {listed}, but {self.min_free_gb:g} GB are required; free some space, {fresh}or "
+                "lower the key",
                 [WorkerError(worker, "", "agent", f"{free:.1f} GB free") for worker, free in full],
             )
 

@@ -11,7 +11,8 @@ from controller.connect import open_context, project_of
 from controller.context import Context
 from controller.plan.build import Plan, build_plan
 from controller.reconcile import Absent, Diff
-from controller.resources.machines import ThisMachine
+from controller.resources.machines import ThisMachine, WorkerHygiene
+from controller.ssh.fleet import DiskFullError
 from tests.composed import config_of
 
 NOBODY = cast(Context, None)
@@ -86,3 +87,20 @@ def test_nothing_of_google_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (context.is_billed, emulator, context.project) == (False, None, "here")
         node = planned(tmp_path).node.observe(context, {})
         assert len(node.fleet(context)) == 1
+
+
+@pytest.mark.parametrize(("here", "advised"), [(True, False), (False, True)])
+def test_a_full_disk_is_not_mended_by_a_verb_that_this_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch, here: bool, advised: bool
+) -> None:
+    looks = {"done": [], "not_done": [], "free_gb": 0.5, "active": None}
+    hygiene = WorkerHygiene(name="pod", node="node/pod", min_free_gb=3.0, here=here, state=("tidy",))
+    monkeypatch.setattr(WorkerHygiene, "ask", lambda *_: [looks])
+    with pytest.raises(DiskFullError, match=r"worker 0 has 0\.5 GB free, but 3 GB are required; free some") as told:
+        hygiene.apply(NOBODY, {}, Diff("none"))
+    assert ("slipway down" in str(told.value)) == advised
+
+
+def test_the_plan_of_this_machine_knows_that_it_is_one(tmp_path: Path) -> None:
+    [hygiene] = [r for r in planned(tmp_path).resources if isinstance(r, WorkerHygiene)]
+    assert hygiene.here
