@@ -7,6 +7,7 @@ because the app's process has modules, signals and a Hydra of its own. LIFELINE 
 launcher holds open: when it closes, because of Ctrl-C or a kill, this process detaches from the jobs.
 """
 
+import gzip
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import sys
 import tarfile
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from controller.connect import open_context, project_of
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
 from controller.core.json_documents import checked, dump, stamped
-from controller.core.text import sanitized_output
+from controller.core.text import object_url, one_line, sanitized_output
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 from controller.inputs.git import repository_root
@@ -120,9 +122,16 @@ def fetch_output(google: GoogleClient, bucket: str, run_id: str, folder: Path, m
     except NotFoundError:
         return "the job left no output"
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
-        left_out = [member.name for member in tar if not _extract(tar, member, folder)]
-    return f"links and paths outside the folder were left out: {', '.join(left_out)}" if left_out else ""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+            left_out = [member.name for member in tar if not _extract(tar, member, folder)]
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        return f"{object_url(bucket, name)} is damaged: {one_line(str(error))}"
+    return (
+        f"links, paths outside the folder and names that are taken were left out: {', '.join(left_out)}"
+        if left_out
+        else ""
+    )
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> bool:
@@ -130,17 +139,20 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> boo
 
     Not with `filter="data"`, which Python 3.11.0 to 3.11.3 do not have.
     """
-    target = (folder / member.name).resolve()
-    if not target.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+    try:
+        target = (folder / member.name).resolve()
+        if not target.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+            return False
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            return True
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = tar.extractfile(member)
+        assert source is not None  # it is a file
+        with source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except (ValueError, IsADirectoryError, NotADirectoryError, FileExistsError):  # no name, or one that another took
         return False
-    if member.isdir():
-        target.mkdir(parents=True, exist_ok=True)
-        return True
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source = tar.extractfile(member)
-    assert source is not None  # it is a file
-    with source, target.open("wb") as file:
-        shutil.copyfileobj(source, file)
     return True
 
 

@@ -6,7 +6,6 @@ second download continues after the last part, and skips files that are complete
 
 import base64
 import hashlib
-import json
 import re
 import shutil
 import sys
@@ -16,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import CloudError, ConfigError
+from controller.core.json_documents import checked
 from controller.core.text import finite_number, is_folder, object_url, one_line
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
+from controller.records.ledger import parse_record
 from controller.records.local_names import split_names
 
 PART_BYTES = 8 << 20
@@ -175,14 +176,20 @@ def complete_steps(google: GoogleClient, bucket: str, run_id: str) -> list[int]:
 
 
 def _best_step(google: GoogleClient, bucket: str, run_id: str, steps: list[int]) -> int | None:
+    name = f"runs/{run_id}/{SCORES_FILE}"
     try:
-        known: dict[str, Any] = json.loads(google.download(bucket, f"runs/{run_id}/{SCORES_FILE}"))
-        scores = {int(step): finite_number(value) for step, value in known["scores"].items() if int(step) in steps}
-        best = min if known["mode"] == "min" else max
-    except (NotFoundError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        return None  # there is none, or somebody else's file of this name
-    scores = {step: value for step, value in scores.items() if value is not None}
-    return best(sorted(scores), key=scores.__getitem__) if scores else None
+        mode, known = parse_record(google.download(bucket, name), _parse_scores, object_url(bucket, name))
+    except NotFoundError:
+        return None
+    scores = {step: value for step, value in known.items() if step in steps and value is not None}
+    if not scores:
+        return None
+    return (min if mode == "min" else max)(sorted(scores), key=scores.__getitem__)
+
+
+def _parse_scores(body: Any, where: str) -> tuple[str, dict[int, float | None]]:
+    known = checked(body, where)
+    return known["mode"], {int(step): finite_number(value) for step, value in known["scores"].items()}
 
 
 def fetch_checkpoint(

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict
 
 from conf.schema.config import digest
 from conf.schema.program import Program
@@ -19,7 +19,7 @@ from controller.agent.protocol import (
 )
 from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
-from controller.core.json_documents import dump, load
+from controller.core.json_documents import DamagedRecordError, dump, load, type_problem
 from controller.core.text import is_folder, plural
 from controller.gcp.google_errors import ConflictError, NotFoundError
 from controller.inputs.env_inputs import Vault
@@ -119,9 +119,18 @@ class Venv(WorkerResource):
         if self.packages != "requirements":
             return None
         try:
-            return load(context.google.download(self.bucket, self._record), self._record)["packages"]
+            body = load(context.google.download(self.bucket, self._record), self._record)
         except NotFoundError:
             return None
+        if problem := type_problem(body, VenvKeys, "it"):
+            raise DamagedRecordError(f"gs://{self.bucket}/{self._record} is damaged: {problem}; delete it")
+        return body["packages"]
+
+
+class VenvKeys(TypedDict):
+    """The record of what a venv without a lock has installed."""
+
+    packages: dict[str, str]
 
 
 def fingerprint(packages: str, python: str, requirements: str, program: Program, wheels: str | None) -> str:

@@ -11,16 +11,16 @@ from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.json_documents import dump, load
+from controller.core.json_documents import checked, dump
 from controller.core.text import plural
 from controller.gcp.client import GoogleClient
-from controller.gcp.google_errors import GoogleError, NoCredentialsError, NotFoundError, ServiceDisabledError
+from controller.gcp.google_errors import GoogleError, NoCredentialsError, ServiceDisabledError
 from controller.gcp.prices import hourly_price, max_cost
 from controller.lease import Lease, LeaseHeldError, lease_guard, pod_lease, sweep_lease
 from controller.plan.build import Plan
 from controller.reconcile import destroy
 from controller.records import index
-from controller.records.ledger import record_cancellations
+from controller.records.ledger import parse_record, read_objects, record_cancellations
 from controller.records.spending import close_billing
 from controller.resources.machines import active_runs
 from controller.resources.pod.node import Node
@@ -45,13 +45,13 @@ def record_assignment(google: GoogleClient, bucket: str, sweep_id: str, pod: int
 
 
 def load_assignments(google: GoogleClient, bucket: str, sweep_id: str) -> dict[int, str]:
-    where = {"bucket": bucket, "prefix": f"sweeps/{sweep_id}/pods/"}
-    try:
-        items = list(google.list_all("storage", "objects.list", "items", **where))
-    except NotFoundError:
-        return {}
-    found = [load(google.download(bucket, item["name"]), item["name"]) for item in items]
-    return {entry["pod"]: entry["run"] for entry in found}
+    found = read_objects(google, bucket, f"sweeps/{sweep_id}/pods/")
+    return dict(parse_record(content, _parse_assignment, item["name"]) for item, content in found)
+
+
+def _parse_assignment(body: Any, where: str) -> tuple[int, str]:
+    entry = checked(body, where)
+    return int(entry["pod"]), str(entry["run"])
 
 
 def managed_node(plan: Plan, context: Context) -> Node | None:

@@ -16,7 +16,7 @@ from conf.schema.assets import SourceAddress, parse_source
 from conf.strict_json import dumps
 from controller.context import Context, Progress
 from controller.core.errors import CloudError
-from controller.core.json_documents import Document, type_problem
+from controller.core.json_documents import Document, load_json, type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, ForbiddenError, NotFoundError
 from controller.inputs.env_inputs import Vault
@@ -104,9 +104,11 @@ class SourceCopy:
         """
         name = f"{self.prefix}/{PINNED}"
         try:
-            return PinnedSource.from_json(json.loads(self.google.download(self.bucket, name)), name)
+            return PinnedSource.from_json(load_json(self.google.download(self.bucket, name), name), name)
         except NotFoundError:
             pass
+        except (KeyError, TypeError):
+            raise SourceError(f"{name} is damaged; delete the asset's folder in gs://{self.bucket}") from None
         if self.address.kind == "bucket":
             commit, files = "", list_objects(self.google, self.address)
         else:

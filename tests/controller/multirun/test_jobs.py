@@ -158,7 +158,7 @@ def test_links_and_paths_outside_the_folder_are_left_out(tmp_path: Path) -> None
     link.type, link.linkname = tarfile.SYMTYPE, "/etc"
     google = output_of(tmp_path / "b", link, inside, escape)
     why = fetch_output(google, str(tmp_path / "b"), "app-1", tmp_path / "0", 1.0)
-    assert why == "links and paths outside the folder were left out: ./latest, ../escape.txt"
+    assert why == "links, paths outside the folder and names that are taken were left out: ./latest, ../escape.txt"
     assert not (tmp_path / "escape.txt").exists()
     assert (tmp_path / "0" / "latest" / "x").is_file(), "the link was not made, so this is a folder"
 

@@ -13,7 +13,7 @@ import pytest
 
 from conf.schema.config import Config
 from controller.agent.fs import tree_hash
-from controller.core.errors import CloudError, ConfigError
+from controller.core.errors import CloudError, ConfigError, DamagedRecordError
 from controller.records import fetch, restore
 from controller.records.fetch import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files
 from controller.run.options import RunOptions
@@ -280,10 +280,13 @@ def test_a_score_that_is_no_number_is_not_the_best(run: Path, scores: dict[str, 
 
 
 def test_a_run_without_scores_has_no_best_and_one_without_checkpoints_says_so(run: Path) -> None:
-    for odd in ("[]", "{", "[" * 9999, '{"scores": []}', '{"scores": {"x": 1}}', '{"scores": {"4": 1}}', None):
-        (run / "scores.json").write_text(odd) if odd else (run / "scores.json").unlink()
-        with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
+    for odd in ("[]", "{", "[" * 9999, '{"scores": []}', '{"scores": {"x": 1}}', '{"scores": {"4": 1}}'):
+        (run / "scores.json").write_text(odd)
+        with pytest.raises(DamagedRecordError, match=r"scores\.json is damaged"):
             config(f"model.weights=run:{RUN}@best")
+    (run / "scores.json").unlink()
+    with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
+        config(f"model.weights=run:{RUN}@best")
     for file in run.glob("checkpoints/*/commit_success.txt"):
         file.unlink()
     with pytest.raises(ConfigError, match=f"{RUN} has no complete checkpoint in .* yet; the bundled trainer saves"):
