@@ -134,13 +134,29 @@ def test_one_comment_is_kept_up_to_date(runner: dict[str, str], tmp_path: Path, 
 def test_the_workflows_may_do_little() -> None:
     for name, flow in WORKFLOWS.items():
         triggers = flow[True]  # YAML 1.1 reads the key `on` as true
-        assert set(triggers) <= {"push", "pull_request"}, f"{name}: no token that may write for code of strangers"
+        usual = {"push", "pull_request", "schedule"}
+        assert set(triggers) <= usual, f"{name}: no token that may write for code of strangers"
         allowed = {"contents": "read"} | ({"pull-requests": "write"} if name == "rehearse" else {})
         assert flow["permissions"] == allowed
         assert not any("permissions" in job for job in flow["jobs"].values())
         assert all("timeout-minutes" in job for job in flow["jobs"].values())
     texts = [file.read_text() for file in (GITHUB / "workflows").glob("*.yml")]
     assert not any("secrets." in text for text in texts)
+
+
+def test_every_lock_is_compared_with_known_vulnerabilities_each_night() -> None:
+    audit = WORKFLOWS["audit"]
+    [nightly] = audit[True]["schedule"]
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", nightly["cron"])
+    steps = [step["run"] for step in audit["jobs"]["packages"]["steps"] if "run" in step]
+    assert any(re.search(r"pip install pip-audit==[\d.]+$", step) for step in steps)
+    [by_lock] = [step for step in steps if "--require-hashes" in step]
+    locks = {str(file.relative_to(ROOT)) for file in (ROOT / "conf").glob("*.txt") if "--hash=" in file.read_text()}
+    assert set(re.findall(r"conf/\w+\.txt", by_lock)) == locks
+    assert len(locks) >= 4
+    assert re.search(r"pip-audit --strict .*\|\| failed=1.*exit \"\$failed\"", by_lock, re.DOTALL), (
+        "one finding fails it"
+    )
 
 
 def test_other_actions_are_pinned_and_get_no_credentials_and_no_expression_reaches_a_shell() -> None:

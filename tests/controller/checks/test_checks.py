@@ -12,6 +12,7 @@ from tests.composed import config_of as config
 from tests.paths import ROOT
 
 GCP = ["cloud.project=acme", "program=command", "program.command=[python,train.py]"]
+BASTION = [*GCP, "recovery.driver=bastion"]
 GRPO = ["+experiment=quickstart", "cloud=gcp", "cloud.project=acme", "tpu.capacity=on_demand"]
 LM = ["program=trainer", "data=jsonl", "data.path=x", "model=tiny", "loop=lm", "optimizer=adamw", "cloud.project=acme"]
 SAMPLERS = [*GRPO, "loop.async_depth=2", "loop.sampler.workers=2"]
@@ -88,6 +89,12 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*GRPO, "loop.async_depth=2", "loop.sampler.pods=1"], "sampler_pods: error loop.sampler.tpu: v5litepod-16"),
         ([*SAMPLER_POD, "budget.usd_per_hour=2"], "sampler_pods: error loop.sampler.tpu: budget.usd_per_hour w"),
         ([*SAMPLER_POD, "recovery.driver=bastion"], "sampler_pods: error loop.sampler.pods: a bastion does not drive"),
+        (
+            [*BASTION, "env.secrets.A=file:/etc/hostname"],
+            "bastion_secrets: error env.secrets.A: recovery.driver=bastion c",
+        ),
+        ([*BASTION, "assets.fetch_on=pod"], "bastion_fetch: error assets.fetch_on: pod does not work with recovery."),
+        ([*BASTION, "tpu.adopt=true", "tpu.name=mine"], "bastion_adopt: error recovery.driver: bastion needs the plan"),
         ([*SAMPLER_POD, "tpu.adopt=true", "tpu.name=mine"], "sampler_pods: error loop.sampler.pods: samplers need"),
         ([*SAMPLER_POD, "tpu=v5litepod_8", "tpu.data_disk_gb=100"], "sampler_pods: error loop.sampler.pods: they have"),
         ([*SAMPLER_POD, "tpu.fallback_zones=[us-west4-a]"], "sampler_pods: error loop.sampler.pods: samplers reach"),
