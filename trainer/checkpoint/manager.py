@@ -15,12 +15,12 @@ from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage, outage_of
+from trainer.checkpoint.storage import RunStorage, first_line, is_outage, outage_of
 from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, named_leaves
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_tree
 from trainer.models.weights import Params
-from trainer.pretrained.integrity import altered, check_database, read_checksums, write_checksums
+from trainer.pretrained.integrity import OUTAGE_PATTERN, altered, check_database, read_checksums, write_checksums
 from trainer.step.nan_diagnosis import DivergedError
 
 SMALLEST_SLICE_BYTES = 1 << 20

@@ -15,6 +15,8 @@ import fsspec
 import tensorstore
 from etils import epath
 
+from trainer.pretrained.integrity import OUTAGE_PATTERN
+
 PROBE_SECONDS = 5.0
 """Longest wait for the answer to one probe; training stands still meanwhile."""
 MAX_PROBE_INTERVAL_SECONDS = 30.0
@@ -25,8 +27,6 @@ REFUSAL_PATTERN = re.compile(r"UNAUTHENTICATED|PERMISSION_DENIED|NOT_FOUND|INVAL
 """Status codes of answers: waiting would not help, and the first real request reports what is wrong."""
 PROBED_OBJECT = "checkpoints/probe"
 """Object that is looked up; it need not exist."""
-OUTAGE_PATTERN = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
-"""Status codes in TensorStore's error messages that say nothing about the objects."""
 
 
 class RunStorage:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
@@ -14,6 +15,9 @@ from etils import epath
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
 from conf.strict_json import dumps
+
+OUTAGE_PATTERN = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
+"""Status codes in TensorStore's error messages that say nothing about the objects."""
 
 
 def check_database(folder: epath.Path) -> None:
@@ -52,6 +56,7 @@ def _value_locations(folder: epath.Path) -> Iterator[str]:
 
 def write_checksums(file: epath.Path, checksums: Mapping[str, int]) -> None:
     """Write the checksums of arrays, by their dotted paths. Do so before the arrays: whole arrays then have them."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dumps({"format": FORMAT, "checksums": checksums}, indent=1) + "\n")
 
 

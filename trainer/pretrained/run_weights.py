@@ -19,7 +19,7 @@ from conf.schema.training.model import AnyModel, read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path, named_leaves
 from trainer.models.weights import Params, overlay, select, weight_table
-from trainer.pretrained.integrity import altered, check_database
+from trainer.pretrained.integrity import OUTAGE_PATTERN, altered, check_database
 
 CHECKPOINTS_FOLDER = "checkpoints"
 RUN_FILE = "run.yaml"
@@ -31,10 +31,12 @@ class StoreError(RunFileError):
 
 @contextmanager
 def damage_named(folder: epath.Path, what: str) -> Iterator[None]:
-    """Turn what the libraries raise of a missing or damaged file into a StoreError of one line."""
+    """Turn what the libraries raise of a missing or damaged file into a StoreError of one line; not an outage."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        if isinstance(error, (ConnectionError, TimeoutError)) or OUTAGE_PATTERN.search(str(error)):
+            raise
         problem = " ".join(str(error).split())[:300]
         raise StoreError(f"{folder}: {what} is incomplete or damaged: {problem}; use another one") from None
 
