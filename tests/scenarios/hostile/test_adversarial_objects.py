@@ -209,6 +209,11 @@ READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
 """A document as Slipway writes it, and what reads it out of a bucket or a run's folder."""
 
 
+def tried_on(reader: str) -> list[tuple[str, bytes]]:
+    """What each reader gets, and for its own documents each of their values changed; run.yaml has a test of its own."""
+    return [*contents().items(), *(() if reader == "run.yaml" else changed(READERS[reader][0]))]
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_whatever_an_object_holds_its_reader_returns_or_says_in_one_line(
     reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,10 +221,8 @@ def test_whatever_an_object_holds_its_reader_returns_or_says_in_one_line(
     (inside := tmp_path / "in").mkdir()
     monkeypatch.chdir(inside)
     document, read = READERS[reader]
-    hostile = contents()
-    assert len(hostile) >= 100
     read(json.dumps(document).encode())
-    tried = [*hostile.items(), *(changed(document) if document else ())]
+    tried = tried_on(reader)
     assert len(tried) >= 100
     told: dict[str, str] = {}
     for kind, content in tried:
@@ -234,6 +237,5 @@ def test_whatever_an_object_holds_its_reader_returns_or_says_in_one_line(
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
 
 
-def test_at_least_two_hundred_contents_are_tried() -> None:
-    of_documents = [content for document, _ in READERS.values() if document for _, content in changed(document)]
-    assert len({*contents().values(), *of_documents}) >= 1000
+def test_over_a_thousand_contents_are_tried() -> None:
+    assert len({content for reader in READERS for _, content in tried_on(reader)}) >= 1000
