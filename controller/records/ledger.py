@@ -63,7 +63,7 @@ def parse_record(content: bytes, parse: Callable[[Any, str], T], name: str) -> T
         raise DamagedRecordError(f"{name} is damaged: no document of Slipway")
     try:
         parsed = parse(body, name)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedRecordError(f"{name} is damaged: {type(error).__name__} {error}") from None
     return _with_checked_types(parsed, name) if is_dataclass(parsed) else parsed
 

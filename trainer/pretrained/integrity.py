@@ -72,11 +72,14 @@ def read_checksums(file: epath.Path) -> dict[str, int] | None:
         if jax.process_index() == 0:
             logging.warning("%s is missing: whether the arrays beside it were altered is not known", file)
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RunFileError(f"{file}: is damaged: it is no JSON") from None
     if problem := format_problem(content, str(file)):
         raise RunFileError(problem)
-    return content["checksums"]
+    saved = content.get("checksums")
+    if not isinstance(saved, dict) or not all(isinstance(value, int) for value in saved.values()):
+        raise RunFileError(f"{file}: is damaged: it has no checksums")
+    return saved
 
 
 def altered(found: Mapping[str, int], saved: Mapping[str, int] | None) -> str | None:

@@ -85,7 +85,7 @@ def load(path: Path) -> RunFile:
         raw = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe; ten times faster
     except OSError as error:
         raise RunFileError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a number or a date that is none
         raise RunFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise RunFileError(f"{path}: must be a mapping of sections, not {type(raw).__name__}")

@@ -67,7 +67,8 @@ def without_a_file_of_arrays(folder: Path) -> None:
     [
         (other_checksum("embedding", lambda value: value ^ 1), "embedding differs from what was saved"),
         (other_checksum("layers.up", lambda value: value ^ 1 << 31), r"layers\.up differs from what was saved"),
-        (other_checksum("final_norm", lambda _: None), "final_norm differs from what was saved"),
+        (other_checksum("final_norm", lambda value: value + 1), "final_norm differs from what was saved"),
+        (other_checksum("final_norm", lambda _: None), "is damaged: it has no checksums"),
         (other_text("{"), "is damaged: it is no JSON"),
         (other_text('{"format": 2}'), "has format 2; this slipway reads format 1: update slipway"),
         (without_a_file_of_arrays, "is incomplete or damaged"),
