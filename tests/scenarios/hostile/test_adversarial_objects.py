@@ -206,7 +206,7 @@ READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "run.yaml": (None, read_file(run_yaml.load, "run.yaml")),
     "checksums": ({"format": 1, "checksums": {"a": 1}}, read_file(lambda file: read_checksums(epath.Path(file)))),
 }  # fmt: skip
-"""A document as Slipway writes it, and what reads it out of a bucket or a run's folder; run.yaml has tests of its own."""
+"""A document as Slipway writes it, and what reads it out of a bucket or a run's folder."""
 
 
 def tried_on(reader: str) -> list[tuple[str, bytes]]:
