@@ -6,7 +6,6 @@ Overrides are those of the command line: `api.up("+experiment=quickstart", "run.
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,6 +208,8 @@ def runs(*conditions: str, sort: str | None = None, last: int | None = None, sta
 def metrics(run: str, *, phase: str | None = None, state: Path | None = None) -> list[Row]:
     """Return the lines of a finished run's metrics.jsonl: `pandas.DataFrame(api.metrics(ID, phase="eval"))`.
 
+    A line that is no JSON object is left out.
+
     Args:
         run: id of the run.
         phase: only lines of that phase: train, eval, …
@@ -220,7 +221,9 @@ def metrics(run: str, *, phase: str | None = None, state: Path | None = None) ->
     file = run_folder(state or RunOptions().state_dir, run) / "metrics.jsonl"
     if not file.is_file():
         raise ConfigError(f"{run}: this machine has no metrics of it; `slipway status --run {run}` shows where")
-    lines = [restored(json.loads(line)) for line in file.read_text().splitlines()]
+    from controller.report.gather import parse_lines  # most calls need nothing of reports
+
+    lines = [restored(line) for line in parse_lines([file.read_bytes()])]
     return [line for line in lines if phase is None or line.get("phase") == phase]
 
 

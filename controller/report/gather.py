@@ -5,6 +5,7 @@ Programs and workers wrote most of them, so unreadable content is skipped.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from conf.formats import format_problem
 from controller.core.json_documents import checked, has_format
 from controller.core.text import finite_number
 from controller.gcp.client import GoogleClient
@@ -103,7 +105,7 @@ def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
 
 def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
     record = next(_slipway_documents(_parse_jsonl(read(row["run"], RECORD_FILE)), f"{row['run']}: {RECORD_FILE}"), None)
-    written = list(_parse_metrics(read(row["run"], METRICS_FILE)))
+    written = list(parse_lines(read(row["run"], METRICS_FILE)))
     curves: dict[Metric, dict[float, float | None]] = {}
     lines = []
     for document in written:
@@ -123,10 +125,10 @@ def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
             curves[RESULT_FILE, name[:MAX_NAME_LENGTH]] = {0.0: number}
     known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
     events = sorted(
-        _parse_events(_slipway_documents(_parse_metrics(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")),
+        _parse_events(_slipway_documents(parse_lines(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")),
         key=lambda event: event["time"],
     )
-    transcripts = list(_parse_metrics(read(row["run"], "transcripts.jsonl")))
+    transcripts = list(parse_lines(read(row["run"], "transcripts.jsonl")))
     return RecordedRun(row, record, known, sorted(lines, key=lambda line: line.time), events, transcripts)
 
 
@@ -149,11 +151,19 @@ def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _slipway_documents(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
-    """Yield the documents that Slipway wrote, without their format. Raises FormatError for a later version's."""
-    return (checked(document, where) for document in documents if has_format(document))
+    """Yield the documents that Slipway wrote, without their format; what a later one wrote is left out, and told."""
+    later = ""
+    for document in filter(has_format, documents):
+        if problem := format_problem(document, where):
+            later = problem
+        else:
+            yield checked(document, where)
+    if later:
+        print(f"warning: left out: {later}", file=sys.stderr)
 
 
-def _parse_metrics(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+def parse_lines(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the objects in files of lines, such as metrics.jsonl; a line that is none is left out."""
     for content in contents:
         yield from _parse_jsonl(content.splitlines())
 

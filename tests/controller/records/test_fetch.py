@@ -13,7 +13,8 @@ import pytest
 
 from conf.schema.config import Config
 from controller.agent.fs import tree_hash
-from controller.core.errors import CloudError, ConfigError, DamagedRecordError
+from controller.core.errors import CloudError, ConfigError
+from controller.core.json_documents import DamagedRecordError
 from controller.records import fetch, restore
 from controller.records.fetch import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files
 from controller.run.options import RunOptions

@@ -20,6 +20,7 @@ from controller.report.page import render
 from tests.controller.core.test_text import Tty, harmless
 from tests.controller.report.recorded import CASES, PREEMPTION_NOTE, metric_lines, write_run, write_sweep
 from tests.fakes.google import MemoryStorage
+from tests.golden import golden
 from tests.hostile import HOSTILE_STRINGS
 
 
@@ -207,6 +208,20 @@ def with_words(home: Path, words: tuple[str, ...]) -> Path:
 @pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(with_words(tmp_path_factory.mktemp("hostile"), WORDS))
+
+
+def test_what_a_later_slipway_or_nobody_wrote_hides_no_other_run(capsys: pytest.CaptureFixture[str]) -> None:
+    later = json.dumps(golden("record") | {"format": 2}).encode()
+    files = {"q-1": later, "q-2": b"\xff{[", "q-3": json.dumps(golden("record")).encode()}
+
+    def read(run: str, name: str) -> list[bytes]:
+        return [b'no line\n{"step": 1, "loss": 0.5}\n'] if name == "metrics.jsonl" else [files[run]]
+
+    found = gather_runs([{"run": run, "created": 1.0} for run in files], read)
+    assert [run.row["run"] for run in found] == ["q-1", "q-2", "q-3"]
+    assert [run.curves["", "loss"] for run in found] == [{1: 0.5}] * 3
+    assert [run.record is not None for run in found] == [False, False, True]
+    assert "warning: left out: q-1: record.json has format 2" in capsys.readouterr().err
 
 
 def test_no_text_becomes_markup(tmp_path: Path, hostile_page: str) -> None:
