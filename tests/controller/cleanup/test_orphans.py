@@ -5,11 +5,13 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from google.oauth2.credentials import Credentials
 
+from controller.cleanup import orphans
 from controller.cleanup.orphans import BilledItem, PodOverview
 from controller.cleanup.teardown import Teardown, plan_teardown
 from controller.cli import main
@@ -27,6 +29,7 @@ from controller.resources.pod.node import Node
 from controller.run.session import Session
 from tests.controller.cli.verbs.test_up import KEEP, SLOW, let_go, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.fakes.clock import ManualClock
 from tests.planes import Plane, pods
 
 LABELS = {"managed-by": "slipway"}
@@ -315,3 +318,14 @@ def delete_node(slipway: SlipwayCli) -> None:
     google.call("tpu", "projects.locations.nodes.delete", name=name)
     google.close()
     until(lambda: not pods(slipway.cloud().get("state")))
+
+
+@pytest.mark.parametrize(("age", "use"), [(60.0, "of a run that no bucket knows: just created, or its"), (86400.0, "")])
+def test_a_pod_whose_bucket_was_deleted_is_not_called_unused_at_once(age: float, use: str) -> None:
+    clock = ManualClock(start=1e9)
+    place = SimpleNamespace(zone="us-east5-b", capacity="spot", provisioner="queued")
+    seen = {"name": "p", "place": place, "spec": SimpleNamespace(accelerator_type="v6e-1"), "state": "READY"}
+    slice_ = SimpleNamespace(**seen, created=clock.now() - age, uid="1")
+    found = orphans._pod(cast(Any, SimpleNamespace(clock=clock)), [], cast(Any, slice_))
+    assert found.use.startswith(use)
+    assert bool(found.use) == bool(use)
