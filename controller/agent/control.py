@@ -250,9 +250,19 @@ def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
 
 
 def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
-    """Print new complete lines; start over if a resumed program has truncated the file."""
+    """Print new complete lines, none that is too long; start over if a resumed program has truncated the file."""
     offset = 0 if file_size(path) < offset else offset
-    while end := (data := mask.apply(read_range(path, offset, CHUNK_BYTES))).rfind(b"\n") + 1:
+    while data := mask.apply(read_range(path, offset, CHUNK_BYTES)):
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) < CHUNK_BYTES:
+            break  # the line is being written
+        if not end:
+            if not (after := _line_end(path, offset + len(data))):
+                break
+            offset = after
+            told = f"metrics.jsonl: the line before byte {offset} has over {CHUNK_BYTES} bytes: left out"
+            say({"warning": told})
+            continue
         for line in data[:end].splitlines(keepends=True):
             offset += len(line)
             try:
@@ -261,3 +271,12 @@ def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
                 shown = line[:200].decode(errors="replace")
                 say({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {shown}"})
     return offset
+
+
+def _line_end(path: Path, offset: int) -> int:
+    """Return where the next line begins; 0 while the one at this byte has no end."""
+    while data := read_range(path, offset, CHUNK_BYTES):
+        if found := data.find(b"\n") + 1:
+            return offset + found
+        offset += len(data)
+    return 0

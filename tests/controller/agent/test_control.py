@@ -368,3 +368,21 @@ def test_half_a_secret_waits_for_the_rest(tmp_path: Path) -> None:
     assert mask.partial_length(b"said " + SECRET[:1].encode()) == 1
     assert mask.partial_length(b"said") == 0
     assert not SecretMask({"A": "tiny"})
+
+
+def test_a_line_of_metrics_that_is_too_long_does_not_hold_up_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 40)
+    file, long = tmp_path / "metrics.jsonl", b'{"step": 2, "text": "' + b"x" * 100
+    for tail, told in (
+        (b"", [1]),
+        (b'"}', [1]),
+        (b'"}\n{"step": 3}\n', [1, "left out", 3]),
+        (b'"}\n{"step"', [1, "left out"]),
+    ):
+        file.write_bytes(b'{"step": 1}\n' + long + tail)
+        offset = module._emit_metrics(file, 0, SecretMask({}))
+        said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["metrics"]["step"] if "metrics" in line else line["warning"][-8:] for line in said] == told
+        assert offset == (said[-1].get("offset") or len(b'{"step": 1}\n' + long) + 3)
