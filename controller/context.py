@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from controller.core.events import Events
+from controller.core.local_notes import LocalNotes
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.ssh.fleet import Fleet, Fleets, SshTarget
@@ -62,8 +63,10 @@ class Context:
     known_accounts: dict[str, bool] = field(default_factory=dict)
     """Addresses of service accounts that exist although IAM may not show them yet; whether this session made them."""
     fleets: Fleets = field(init=False)
+    local_notes: LocalNotes = field(init=False)
 
     def __post_init__(self) -> None:
+        self.local_notes = LocalNotes(self.events)
         self.fleets = Fleets(
             self.make_fleet,
             lambda: (self.lease_path, self.before_pod_write()),

@@ -5,8 +5,10 @@
 
 import errno
 import importlib
+import io
 import os
 import shlex
+import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from controller.records import index
 from controller.run.options import RunOptions
 
 HELP_FLAGS = {*HELP.names}
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+BAD_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 VERSION_FLAGS = ("--version", "-V")
 
 
@@ -223,14 +225,24 @@ def run(argv: Sequence[str]) -> int:
         _drop_output()
         return 0
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if not (message := _of_a_disk(error)):
             raise
         with suppress(OSError):
-            print(f"error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+            print(f"error: {message}", file=sys.stderr)
         _drop_output()
         return 1
 
 
+def _of_a_disk(error: OSError) -> str:
+    """Say what is wrong with a full or read-only disk, or with a file of the state folder; "" for another error."""
+    file, state = Path(str(error.filename or "/")), RunOptions().state_dir
+    is_full = error.errno in BAD_DISK and state.is_dir() and not shutil.disk_usage(state).free
+    if file.is_relative_to(state) or (is_full and not error.filename):
+        return f"run.state_dir: cannot use {state if is_full else file}: {error.strerror}"
+    return f"cannot write {error.filename or 'the output'}: {error.strerror}" if error.errno in BAD_DISK else ""
+
+
 def _drop_output() -> None:
     """Let what is still in the buffer of stdout go nowhere: at the end of the process it would be an error again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(io.UnsupportedOperation):  # a notebook's has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

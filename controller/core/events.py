@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.strict_json import dumps
@@ -54,12 +53,12 @@ class Event:
 
 
 class Events:
-    """Passes each event to every listener, one at a time, from any thread."""
+    """Passes each event to every listener, one at a time, from any thread. A listener may emit another one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._listeners: list[Callable[[Event], None]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add_listener(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
@@ -76,18 +75,6 @@ class Events:
 
     def note(self, subject: str, message: str, **data: Any) -> None:
         self.emit("note", subject, message, **data)
-
-
-def jsonl_listener(file: Path) -> Callable[[Event], None]:
-    """Return a listener that appends events to a JSON-lines file, except program output, which is in the logs."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(event: Event) -> None:
-        if event.kind not in ("log", "metrics", "progress"):
-            with file.open("a") as out:
-                out.write(event.as_json() + "\n")
-
-    return write
 
 
 Waiting = Callable[[], AbstractContextManager[Callable[[str], object]]]

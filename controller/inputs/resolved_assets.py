@@ -9,16 +9,19 @@ import json
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from conf.schema.assets import HUB, Asset, Kind, SourceAddress, parse_source
 from conf.schema.config import Config, digest, escape_line
 from conf.strict_json import dumps
 from controller.core.errors import ConfigError
+from controller.core.json_documents import type_problem
 
 CHUNK = 1 << 22
 THREADS = 4
@@ -32,6 +35,12 @@ class Digests:
     md5: str
 
 
+class _Entry(TypedDict):
+    at: list[int]
+    sha256: str
+    md5: str
+
+
 class HashCache:
     """Hash cache of a state folder; a context manager that saves new hashes on exit."""
 
@@ -40,7 +49,9 @@ class HashCache:
         self._changed = False
         try:
             self._known: dict[str, Any] = json.loads(file.read_bytes())
-        except (OSError, ValueError):  # a lost cache only costs time
+            if any(map(type_problem, self._known.values(), repeat(_Entry))):
+                self._known = {}
+        except (OSError, ValueError, AttributeError, RecursionError):  # a lost cache only costs time
             self._known = {}
 
     def __enter__(self) -> Self:
@@ -50,11 +61,15 @@ class HashCache:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._changed:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # assets are resolved in parallel and each exit saves: each writes its own temporary file, and the last wins
-            with NamedTemporaryFile("w", dir=self._file.parent, prefix=f".{self._file.name}.", delete=False) as draft:
-                draft.write(dumps(self._known))
-            Path(draft.name).replace(self._file)
+            with suppress(OSError):  # a lost cache only costs time
+                self._save()
+
+    def _save(self) -> None:
+        """Assets are resolved in parallel and each exit saves: each writes a file of its own, and the last one wins."""
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=self._file.parent, prefix=f".{self._file.name}.", delete=False) as draft:
+            draft.write(dumps(self._known))
+        Path(draft.name).replace(self._file)
 
     def digests(self, paths: Iterable[Path]) -> dict[Path, Digests]:
         """Return the hashes of some files; changed files are read, several at once."""

@@ -14,12 +14,22 @@ import fcntl
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
-from controller.core.json_documents import append_lines, checked, dump, format_problem, has_format, load, type_problem
+from controller.core.json_documents import (
+    DamagedRecordError,
+    append_lines,
+    checked,
+    dump,
+    format_problem,
+    has_format,
+    load,
+    type_problem,
+)
 
 if TYPE_CHECKING:
     from controller.gcp.client import GoogleClient
@@ -222,19 +232,43 @@ class LastCommand:
     sweep_words: tuple[str, ...] = ()
 
 
+class LastKeys(TypedDict, total=False):
+    """Its keys on disk."""
+
+    overrides: list[str]
+    run: str
+    sweep: str
+    sweep_words: list[str]
+
+
 def save_last_command(command: LastCommand, folder: Path) -> None:
-    """Save the last `up` of a folder. The caller reports a state folder that cannot be written."""
+    """Save the last `up` of a folder; a state folder that does not take it is said."""
     file = _last_command_file(folder)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.write_text(dump({"folder": str(folder), **asdict(command)}))
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_text(dump({"folder": str(folder), **asdict(command)}))
+    except OSError as error:
+        _warn(file, error.strerror or str(error))
 
 
 def load_last_command(folder: Path) -> LastCommand:
     """Return what was last saved for this folder; empty if there was no `up`."""
     file = _last_command_file(folder)
-    known = load(file.read_text(), str(file)) if file.is_file() else {}
+    try:
+        known = load(file.read_bytes(), str(file)) if file.is_file() else {}
+    except (DamagedRecordError, OSError) as error:
+        _warn(file, str(error))
+        return LastCommand()
+    if problem := type_problem(known, LastKeys, "it"):
+        _warn(file, problem)
+        return LastCommand()
     words = tuple(known.get("sweep_words", ()))
     return LastCommand(tuple(known.get("overrides", ())), known.get("run", ""), known.get("sweep", ""), words)
+
+
+def _warn(file: Path, problem: str) -> None:
+    why = "the verbs of this folder need the overrides of the run, or --run"
+    print(f"warning: {file} cannot be used ({problem}): {why}", file=sys.stderr)
 
 
 def _last_command_file(folder: Path) -> Path:

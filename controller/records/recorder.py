@@ -19,7 +19,7 @@ from conf.formats import POD_VARIABLE
 from conf.strict_json import dumps
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
-from controller.core.events import Event, jsonl_listener
+from controller.core.events import Event
 from controller.core.json_documents import DamagedRecordError, checked, dump, load, load_json, type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError
@@ -36,6 +36,7 @@ from controller.ssh.fleet import Fleet
 RECORD_FILE = "record.json"
 LOCAL_METRICS_FILE = "told.jsonl"
 """Metrics lines as they arrived: the only copy if the program does not upload metrics.jsonl."""
+MACHINE_ID = re.compile(r"[0-9a-f]{8}")
 REPEAT_SUFFIX = re.compile(r"-r(\d+)$")
 JOB_MODULE = "slipway_job.multirun.job"
 """Module on the workers that runs a job of someone else's Hydra app, whose words follow it in the command."""
@@ -90,30 +91,26 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Write events, metrics and requests to local files while the context is open."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        events = jsonl_listener(self.folder / "events.jsonl")
-        with (
-            (self.folder / "requests.jsonl").open("a", buffering=1) as out,
-            (self.folder / LOCAL_METRICS_FILE).open("a", buffering=1) as told,
-        ):
+        notes = self._context.local_notes
+        events = notes.listener(self.folder / "events.jsonl")
 
-            def write(call: RunRecord) -> None:
-                if not out.closed:
-                    out.write(dumps(call) + "\n")
+        def write(call: RunRecord) -> None:
+            notes.append(self.folder / "requests.jsonl", dumps(call) + "\n")
 
-            def keep(event: Event) -> None:
-                if event.kind == "metrics":
-                    told.write(dumps({"time": round(event.time, 3)} | event.data["metrics"]) + "\n")
+        def keep(event: Event) -> None:
+            if event.kind == "metrics":
+                line = dumps({"time": round(event.time, 3)} | event.data["metrics"])
+                notes.append(self.folder / LOCAL_METRICS_FILE, f"{line}\n")
 
-            self._context.events.add_listener(events)
-            self._context.events.add_listener(keep)
-            self._context.google.add_listener(write)
-            try:
-                yield
-            finally:
-                self._context.events.remove_listener(events)
-                self._context.events.remove_listener(keep)
-                self._context.google.remove_listener(write)
+        self._context.events.add_listener(events)
+        self._context.events.add_listener(keep)
+        self._context.google.add_listener(write)
+        try:
+            yield
+        finally:
+            self._context.events.remove_listener(events)
+            self._context.events.remove_listener(keep)
+            self._context.google.remove_listener(write)
 
     def begin(self, fleet: Fleet) -> None:
         """Write the inputs of the run unless they are recorded already; record.json is written last."""
@@ -131,7 +128,7 @@ class Recorder:
                 trust.remember(self._context.state_dir, read_run_record(known, RECORD_FILE, plan.run_id))
             else:
                 known = ledger.read(RECORD_FILE) or known  # another controller was faster
-        (self.folder / RECORD_FILE).write_bytes(known)
+        self._context.local_notes.write(self.folder / RECORD_FILE, known)
         seen = index.row_generation(self._context.google, ledger.bucket, plan.run_id)
         self._context.before_pod_write()  # whoever acquires the lease after this writes the row later than we looked
         with suppress(ConflictError):
@@ -140,13 +137,13 @@ class Recorder:
     def finish(self, result: Result, spending: Spending) -> None:
         """Record that the run has finished: copy its results to this machine and upload this machine's files."""
         self._restore_record()
-        (self.folder / "result.json").write_text(dumps(result.to_json(), indent=1))
-        told = self.folder / LOCAL_METRICS_FILE
-        if told.is_file() and told.stat().st_size and not self._ledger.exists("metrics.jsonl"):
-            self._ledger.create("metrics.jsonl", told.read_text())  # of a program that left it on its worker
+        notes = self._context.local_notes
+        notes.write(self.folder / "result.json", dumps(result.to_json(), indent=1))
+        if (told := _text_of(self.folder / LOCAL_METRICS_FILE)) and not self._ledger.exists("metrics.jsonl"):
+            self._ledger.create("metrics.jsonl", told)  # of a program that left it on its worker
         for name in ("metrics.jsonl", "transcripts.jsonl"):  # a custom program need not write any
             if (lines := self._ledger.read(name)) is not None:
-                (self.folder / name).write_bytes(lines)
+                notes.write(self.folder / name, lines)
         numbers = {"ended": result.ended, "seconds": result.seconds, "attempts": result.attempts}
         self._publish_row({"state": result.outcome, **numbers, "metrics": result.summary, **_cost_fields(spending)})
         self._upload()
@@ -168,7 +165,8 @@ class Recorder:
     def _publish_row(self, row: RunRecord, generation: int | None = None) -> None:
         known = self._load_record() or self._rebuilt_record()
         whole = row_from_record(known) | row
-        index.append_rows(self._context.state_dir, [whole])
+        with self._context.local_notes.best_effort(index.index_file(self._context.state_dir)):
+            index.append_rows(self._context.state_dir, [whole])
         index.publish_row(self._context.google, self._ledger.bucket, whole, generation)
 
     def _load_record(self) -> RunRecord | None:
@@ -183,8 +181,7 @@ class Recorder:
             return self._rebuilt_record() if file.is_file() else None
         if (known := self._parse(content, f"{self._ledger.prefix}/{RECORD_FILE}")) is None:
             return self._rebuilt_record()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.write_bytes(content)
+        self._context.local_notes.write(file, content)
         return known
 
     def _parse(self, content: bytes | None, name: str, run_id: str = "") -> RunRecord | None:
@@ -215,8 +212,8 @@ class Recorder:
         """Upload the events and requests of this machine; other machines upload their own."""
         machine = machine_id(self._context.state_dir)
         for name in ("events", "requests"):
-            if (file := self.folder / f"{name}.jsonl").is_file():
-                self._ledger.write(f"{name}/{machine}.jsonl", file.read_text())
+            if text := _text_of(self.folder / f"{name}.jsonl"):
+                self._ledger.write(f"{name}/{machine}.jsonl", text)
 
     def handover_data(self) -> RunRecord:
         """Return what another machine needs to drive the run and keep its record."""
@@ -337,13 +334,23 @@ def read_run_record(content: bytes, name: str, run_id: str) -> RunRecord:
 
 
 def machine_id(state: Path) -> str:
-    """Return the random id of this machine's state folder, created on first use."""
-    file = state / "machine"
-    if not file.is_file():
-        draft = state / f".machine-{uuid.uuid4().hex}"
-        draft.write_text(uuid.uuid4().hex[:8])
-        draft.replace(file)
-    return file.read_text()
+    """Return the random id of this machine's state folder, created on first use; a new one where it is not kept."""
+    file, new = state / "machine", uuid.uuid4().hex[:8]
+    if not MACHINE_ID.fullmatch(_text_of(file)):
+        with suppress(OSError):
+            draft = state / f".machine-{uuid.uuid4().hex}"
+            draft.write_text(new)
+            draft.replace(file)
+    known = _text_of(file)
+    return known if MACHINE_ID.fullmatch(known) else new
+
+
+def _text_of(file: Path) -> str:
+    """Return what a note of this machine says; "" if it cannot be read."""
+    try:
+        return file.read_text(errors="replace") if file.is_file() else ""
+    except OSError:
+        return ""
 
 
 def _worker_0_facts(plan: Plan, fleet: Fleet) -> RunRecord:

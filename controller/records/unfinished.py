@@ -5,12 +5,13 @@ bucket that does not answer nor a killed controller makes the run do its work tw
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.core.json_documents import FormatError, dump, load
+from controller.core.json_documents import DamagedRecordError, FormatError, dump, load
 from controller.gcp.google_errors import GoogleError
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.records import index
@@ -35,13 +36,21 @@ def kept_file(state: Path, run_id: str) -> Path:
     return state / "runs" / run_id / FILE
 
 
-def keep_result(state: Path, result: Result, lives: Sequence[PodLifetime]) -> None:
-    """Keep a result, and the times of the run's pods as this controller knows them, on this machine."""
-    file = kept_file(state, result.run_id)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = file.with_suffix(".draft")
-    draft.write_text(dump({"result": result.to_json(), "pods": [life.to_json() for life in lives]}))
-    draft.replace(file)
+def keep_result(context: Context, result: Result, lives: Sequence[PodLifetime]) -> None:
+    """Keep a result, and the times of the run's pods as this controller knows them, on this machine if it can."""
+    file = kept_file(context.state_dir, result.run_id)
+    with context.local_notes.best_effort(file):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = file.with_suffix(".draft")
+        draft.write_text(dump({"result": result.to_json(), "pods": [life.to_json() for life in lives]}))
+        draft.replace(file)
+
+
+def forget_result(context: Context, run_id: str) -> None:
+    """Delete what `keep_result` wrote; if that cannot be done, the bucket's result counts."""
+    file = kept_file(context.state_dir, run_id)
+    with context.local_notes.best_effort(file), suppress(FileNotFoundError, NotADirectoryError):
+        file.unlink()
 
 
 def record_result(ledger: Ledger, result: Result) -> Result:
@@ -63,21 +72,28 @@ def record_kept_result(context: Context, ledger: Ledger) -> None:
     file = kept_file(context.state_dir, ledger.run_id)
     if not file.is_file():
         return
-    body = load(file.read_bytes(), str(file))
     try:
-        write_ends(context.google, ledger.bucket, ledger.run_id, [PodLifetime.from_json(one) for one in body["pods"]])
-        record_result(ledger, Result.from_json(body["result"]))
+        body = load(file.read_bytes(), str(file))
+        lives, result = [PodLifetime.from_json(one) for one in body["pods"]], Result.from_json(body["result"])
+    except (DamagedRecordError, OSError, KeyError, TypeError, ValueError) as error:
+        message = f"warning: {file} cannot be used, so the result in it is lost; delete it ({error})"
+        context.events.note(ledger.run_id, message)
+        return
+    try:
+        write_ends(context.google, ledger.bucket, ledger.run_id, lives)
+        record_result(ledger, result)
     except GoogleError as error:
         context.events.note(ledger.run_id, f"warning: its result is still only in {file}: {error}")
         return
-    file.unlink(missing_ok=True)
+    forget_result(context, ledger.run_id)
     context.events.note(ledger.run_id, f"its result, which was kept in {file}, is on record")
 
 
-def note_in_table(state: Path, result: Result) -> None:
+def note_in_table(context: Context, result: Result) -> None:
     """Show the run as finished in this machine's table of runs."""
     row = {"run": result.run_id, "state": result.outcome, "ended": result.ended, "seconds": result.seconds}
-    index.append_rows(state, [{**row, "attempts": result.attempts, "metrics": result.summary}])
+    with context.local_notes.best_effort(index.index_file(context.state_dir)):
+        index.append_rows(context.state_dir, [{**row, "attempts": result.attempts, "metrics": result.summary}])
 
 
 def retry_deletions(context: Context, buckets: Sequence[str] = ()) -> list[str]:

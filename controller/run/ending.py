@@ -19,7 +19,14 @@ from controller.plan.build import Plan
 from controller.reconcile import destroy
 from controller.records.ledger import Ledger, Result
 from controller.records.spending import Spending
-from controller.records.unfinished import ResultNotRecordedError, keep_result, kept_file, note_in_table, record_result
+from controller.records.unfinished import (
+    ResultNotRecordedError,
+    forget_result,
+    keep_result,
+    kept_file,
+    note_in_table,
+    record_result,
+)
 from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult
 from controller.run.launch import PodQueue, running_runs, stop
@@ -45,24 +52,23 @@ class Ending:
             ResultNotRecordedError: the bucket has not taken the result; this machine keeps it.
             LeaseLostError: another controller has the run.
         """
-        state, result, problem = self.context.state_dir, self._result_of(attempt), None
-        file = kept_file(state, result.run_id)
-        keep_result(state, result, ())
+        result, problem = self._result_of(attempt), None
+        keep_result(self.context, result, ())
         try:
             self.confirm()
             result = record_result(self.ledger, result)
-            file.unlink(missing_ok=True)
+            forget_result(self.context, result.run_id)
         except LeaseLostError:
-            file.unlink(missing_ok=True)
+            forget_result(self.context, result.run_id)
             raise
         except GoogleError as error:
             problem = error
             self.context.google.hurry()
         deleted = self.clean_up(result)
         if problem is not None:
-            keep_result(state, result, self.spending.lifetimes())
+            keep_result(self.context, result, self.spending.lifetimes())
             result = self._record_late(result, problem, "; its pod is deleted" if deleted else "")
-            file.unlink(missing_ok=True)
+            forget_result(self.context, result.run_id)
         return result
 
     def _result_of(self, attempt: AttemptResult) -> Result:
@@ -88,10 +94,13 @@ class Ending:
         try:
             return retry_for_minutes(self.context.clock, record)
         except GoogleError as error:
-            note_in_table(self.context.state_dir, result)
+            note_in_table(self.context, result)
+            kept = f"could not be kept in {file}: the same command resumes from the last checkpoint"
+            if file.is_file():
+                kept = f"is kept in {file}: `slipway status` or the same command writes it once the bucket does, and "
+                kept += "runs nothing again"
             raise ResultNotRecordedError(
-                f"{self.plan.run_id} has finished{pod}, but {bucket} has not taken its result: {error}. It is kept in "
-                f"{file}: `slipway status` or the same command writes it once the bucket does, and runs nothing again"
+                f"{self.plan.run_id} has finished{pod}, but {bucket} has not taken its result: {error}. It {kept}"
             ) from error
 
     def clean_up(self, result: Result) -> bool:

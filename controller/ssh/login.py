@@ -10,12 +10,13 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from controller.core.errors import SlipwayError
+from controller.core.errors import ConfigError, SlipwayError
 from controller.core.this_process import Clock
 from controller.gcp.answers import Caller
 from controller.gcp.client import GoogleClient
@@ -51,7 +52,10 @@ def private_key(folder: Path) -> Path:
     """Return the private key's file (OpenSSH format, mode 0600). Of several processes, the first creates the key."""
     path = folder / KEY_FILE_NAME
     if not path.exists():
-        _generate(path)
+        try:
+            _generate(path)
+        except OSError as error:
+            raise ConfigError(f"run.state_dir: cannot write {path}: {error.strerror}") from None
     return path
 
 
@@ -59,7 +63,11 @@ def public_key_line(folder: Path, comment: str) -> str:
     """Return `ssh-ed25519 AAAA… comment`, as in `authorized_keys` or, after `user:`, in `ssh-keys` metadata."""
     from cryptography.hazmat.primitives import serialization
 
-    key = serialization.load_ssh_private_key(private_key(folder).read_bytes(), password=None)
+    file = private_key(folder)
+    try:
+        key = serialization.load_ssh_private_key(file.read_bytes(), password=None)
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}): delete it, and the next command makes another key") from None
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     return f"{key.public_key().public_bytes(encoding, form).decode()} {comment}"
 
@@ -284,22 +292,24 @@ class HostKeys:
         known: dict[int, KnownKeys] = {}
         if self._file is None or not self._file.is_file():
             return known
-        header, *lines = self._file.read_text().splitlines() or [""]
+        header, *lines = self._file.read_text(errors="replace").splitlines() or [""]
         if header != _HEADER + self._incarnation:
             return known
-        for line in lines:
-            name, kind, text = line.split()
-            known.setdefault(int(name.removeprefix("worker-")), {})[kind] = text
+        with suppress(ValueError):  # of a damaged file; Google publishes the keys again
+            for line in lines:
+                name, kind, text = line.split()
+                known.setdefault(int(name.removeprefix("worker-")), {})[kind] = text
         return known
 
     def _save(self, known: dict[int, KnownKeys]) -> None:
         if self._file is None:
             return
         lines = [f"worker-{worker} {kind} {text}" for worker, keys in known.items() for kind, text in keys.items()]
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as draft:
-            draft.write("\n".join([_HEADER + self._incarnation, *lines, ""]))
-        Path(draft.name).replace(self._file)
+        with suppress(OSError):  # the next command asks Google again
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as draft:
+                draft.write("\n".join([_HEADER + self._incarnation, *lines, ""]))
+            Path(draft.name).replace(self._file)
 
 
 def _parse(lines: str) -> KnownKeys:

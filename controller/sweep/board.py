@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conf.strict_json import dumps
-from controller.core.events import Event, FinishedRun
+from controller.core.events import Event, Events, FinishedRun
 from controller.core.json_documents import Record, checked, dump, stamped
+from controller.core.local_notes import LocalNotes
 from controller.core.text import (
     GAP,
     SHOWN_METRICS,
@@ -84,6 +85,14 @@ class Board:
         self._saved_at, self._process = 0.0, process_id()
         self._timer: threading.Timer | None = None
         self.out: Callable[[str], None] = partial(print, flush=True)
+        told = Events(clock)
+        told.add_listener(self._warn)
+        self._notes = LocalNotes(told)
+
+    def _warn(self, event: Event) -> None:
+        text = event.as_json() if self.json_lines else wrap(f"  {event.message}", width_of(sys.stdout), indent=9)
+        with self._output_lock:
+            self.out(text)
 
     def add(self, line: BoardRow) -> None:
         with self._lock:
@@ -155,9 +164,11 @@ class Board:
             self._timer.cancel()
             self._timer = None
         self._saved_at = time.monotonic()
-        draft = self._file.with_suffix(".draft")
-        draft.write_text(dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
-        draft.replace(self._file)
+        with self._notes.best_effort(self._file):
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft = self._file.with_suffix(".draft")
+            draft.write_text(dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
+            draft.replace(self._file)
 
 
 class BoardScreen:
@@ -212,8 +223,12 @@ class SavedBoard:
 
 
 def load_board(file: Path) -> "SavedBoard":
-    """Load the board in a file; an empty one if the file does not exist."""
-    return SavedBoard.from_json(json.loads(file.read_bytes()), str(file)) if file.is_file() else SavedBoard()
+    """Load the board in a file; an empty one if the file does not exist, or is damaged, which is said."""
+    try:
+        return SavedBoard.from_json(json.loads(file.read_bytes()), str(file)) if file.is_file() else SavedBoard()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        print(f"warning: {file} is damaged ({error!r:.80}): what it says of the sweep is left out", file=sys.stderr)
+        return SavedBoard()
 
 
 def run_ids_by_sweep(state: Path) -> dict[str, list[str]]:

@@ -299,7 +299,6 @@ def drive_session(session: SweepSession, options: RunOptions, builder: JobBuilde
 
 def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options: RunOptions) -> None:
     """Run the jobs on the pods, as holder of the lease."""
-    session.board_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     clock = session.context.clock
     board = Board(session.board_rows(), session.board_file, clock, json_lines=options.json)
     pool = PodPool(

@@ -214,10 +214,9 @@ def resolve_sweep_id(state: Path, name: str) -> str:
 
 
 def read_board(state: Path, name: str) -> SavedBoard:
-    """Return the saved board; without a controller on this machine, build it from the table of runs."""
-    file = state / "sweeps" / f"{name}.json"
-    if file.is_file():
-        return load_board(file)
+    """Return the saved board; if this machine has none that can be read, build it from the table of runs."""
+    if (found := load_board(state / "sweeps" / f"{name}.json")) != SavedBoard():
+        return found
     rows = [row for row in index.load_rows(state) if row.get("sweep") == name]
     shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if rows else set()
     return SavedBoard(is_finished=True, rows={row["run"]: _row_from_record(row, shared) for row in rows})

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
-from controller.core.json_documents import Document, FormatError, append_lines, has_format
+from controller.core.json_documents import Document, FormatError, has_format
 from controller.core.this_process import iso_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.planes import all_planes
@@ -151,7 +151,7 @@ def _record(context: Context, name: str, place: Place, spec: SliceSpec, **about:
         pod=name,
         **about,
     )
-    append_lines(capacity_file(context.state_dir), f"{_line(entry)}\n")
+    context.local_notes.append(capacity_file(context.state_dir), f"{_line(entry)}\n")
     if not context.bucket:
         return
     try:
@@ -179,7 +179,8 @@ def fetch_entries(context: Context, bucket: str, since: float) -> list[CapacityE
         since: only slices and requests from this time on; seconds since the epoch.
     """
     where = {"bucket": bucket, "prefix": PREFIX, "startOffset": PREFIX + _stamp(since)}
-    known = {(entry.id, entry.ended) for entry in _read(context.state_dir)}
+    here = _read(context.state_dir)
+    known = {(entry.id, entry.ended) for entry in here}
     found: list[CapacityEntry] = []
     try:
         fields = "items(metadata),nextPageToken"
@@ -188,9 +189,9 @@ def fetch_entries(context: Context, bucket: str, since: float) -> list[CapacityE
             if entry is not None and (entry.id, entry.ended) not in known:
                 found.append(entry)
     except NotFoundError:
-        return load_entries(context.state_dir)
-    append_lines(capacity_file(context.state_dir), "".join(f"{_line(entry)}\n" for entry in found))
-    return load_entries(context.state_dir)
+        return _merged(here)
+    context.local_notes.append(capacity_file(context.state_dir), "".join(f"{_line(entry)}\n" for entry in found))
+    return _merged([*here, *found])
 
 
 def recent_places_first(

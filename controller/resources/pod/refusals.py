@@ -11,6 +11,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -243,10 +244,11 @@ def record_deletion(context: Context, pending: PendingDeletion) -> None:
     """Record a request on this machine, and in the bucket unless that cannot be written."""
     text = dumps(pending.to_json(), indent=1)
     folder = context.state_dir / "deletions"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = folder / f".draft-{uuid.uuid4().hex}"
-    draft.write_text(text)
-    draft.replace(folder / pending.file)
+    with context.local_notes.best_effort(folder / pending.file):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = folder / f".draft-{uuid.uuid4().hex}"
+        draft.write_text(text)
+        draft.replace(folder / pending.file)
     if not context.bucket:
         return
     try:
@@ -283,7 +285,9 @@ def deletions_here(context: Context, notes: list[str]) -> list[PendingDeletion]:
 
 def forget_deletion(context: Context, pending: PendingDeletion, buckets: Iterable[str], notes: list[str]) -> None:
     """Delete the record of a request. One that stays is named in `notes`; the next verb finds no request for it."""
-    (context.state_dir / "deletions" / pending.file).unlink(missing_ok=True)
+    file = context.state_dir / "deletions" / pending.file
+    with context.local_notes.best_effort(file), suppress(FileNotFoundError, NotADirectoryError):
+        file.unlink()
     for bucket in buckets:
         name = PREFIX + pending.file
         try:
