@@ -7,8 +7,9 @@ import os
 import secrets
 import signal
 import socket
+import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
 from controller.localcloud.iam import Judge, Policies, Tokens
 from controller.localcloud.settings import Settings
-from controller.localcloud.store import Store
+from controller.localcloud.store import Store, database_problem
 from controller.localcloud.vms.hosts import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
 
@@ -143,6 +144,15 @@ async def serve(state: Path, port: int, idle_exit: float | None, **settings_give
     """
     state = state.resolve()
     lock = _lock_state_folder(state)
+    try:
+        await _serve(state, lock, port, idle_exit, settings_given)
+    except sqlite3.DatabaseError as error:
+        raise StartError(database_problem(state, error)) from error
+
+
+async def _serve(
+    state: Path, lock: IO[str], port: int, idle_exit: float | None, settings_given: Mapping[str, Any]
+) -> None:
     store = Store(state / "state.db")
     listener = _listen(store, port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"

@@ -32,12 +32,13 @@ def find_endpoint(state: Path) -> dict[str, Any] | None:
     """Return endpoint.json if its server answers, else None."""
     try:
         found = json.loads((state / "endpoint.json").read_text())
+        answer = json.loads(request_admin(found, "GET", "settings"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        answer = json.loads(request_admin(found, "GET", "settings"))
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return None  # left behind by a killed server
+    except (ValueError, KeyError, TypeError):
+        return None  # damaged: a start writes it again
     # A killed server may have left the file while its successor already answers.
     return found if answer["pid"] == found["pid"] else None
 

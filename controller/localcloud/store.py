@@ -22,6 +22,14 @@ CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY AUTOINCREMENT, body
 """
 
 
+def database_problem(state: Path, error: sqlite3.DatabaseError) -> str:
+    """Say what is wrong with the state of the cloud, and what mends it."""
+    what = f"run.state_dir: {state / 'state.db'} cannot be used: {error}"
+    if isinstance(error, sqlite3.OperationalError):  # of a full or read-only disk
+        return what
+    return f"{what}. It is damaged: `slipway localcloud wipe` deletes this emulated cloud, which ends what runs in it"
+
+
 class Store:
     """Documents by (kind, name). A write touches one row, so its cost does not grow with the state.
 
@@ -29,6 +37,7 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
+        self.folder = path.parent
         self.database = sqlite3.connect(path, isolation_level=None)
         # With these two, a killed process loses nothing; only a crash of the whole machine could.
         self.database.execute("PRAGMA journal_mode=WAL")

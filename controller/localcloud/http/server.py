@@ -5,6 +5,7 @@ import inspect
 import ipaddress
 import json
 import re
+import sqlite3
 import time
 import uuid
 from collections import deque
@@ -28,7 +29,7 @@ from controller.localcloud.http.discovery import Discovery, Method, Validation
 from controller.localcloud.http.errors import ApiError, internal_error, unauthenticated
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.iam import LAPTOP, Judge, Judgement, Tokens, are_equal
-from controller.localcloud.store import Store
+from controller.localcloud.store import Store, database_problem
 from controller.localcloud.vms.processes import Client
 
 IAP_CLIENT = "bot:iap-tunneler"
@@ -144,6 +145,8 @@ class Server:
             return _error_response(refusal)
         except ConnectionResetError:
             raise  # the client has disconnected
+        except sqlite3.DatabaseError as error:
+            return _error_response(ApiError(500, database_problem(self.store.folder, error)))
         except Exception as mistake:
             # The path lacks the prefix that holds the token.
             self.store.record_error(f"{request.method} /{path}", mistake)

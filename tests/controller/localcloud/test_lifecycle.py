@@ -1,8 +1,10 @@
 """Starting, stopping, killing and wiping the emulated cloud."""
 
+import contextlib
 import json
 import os
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -136,3 +138,33 @@ def test_env_is_what_a_shell_needs_and_requests_prints_the_log(
     assert localcloud(["requests", state]) == 0
     *_, line = capsys.readouterr().out.splitlines()
     assert json.loads(line)["call"] == "networks.list"
+
+
+@pytest.mark.parametrize("damage", ["garbage", "cut", "other"])
+def test_a_damaged_state_is_one_line_that_says_what_mends_it(damage: str, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    file = state / "state.db"
+    if damage == "garbage":
+        file.write_bytes(b"\xff\x00no database" * 1000)
+    else:
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            columns = "kind TEXT, name TEXT, body TEXT" if damage == "cut" else "another TEXT"
+            database.execute(f"CREATE TABLE documents ({columns})")
+            database.executemany(
+                f"INSERT INTO documents VALUES ({', '.join('?' * (columns.count(',') + 1))})",
+                [["setting"] * (columns.count(",") + 1)] * 5000,
+            )
+            database.commit()
+    if damage == "cut":
+        os.truncate(file, 8192)
+    done = run_localcloud("start", state)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith(f"run.state_dir: {file} cannot be used: ")
+    assert ("`slipway localcloud wipe`" in done.stderr) == (damage != "other")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"url": 5}', '{"url": "http://127.0.0.1:1/"}'])
+def test_a_damaged_endpoint_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "endpoint.json").write_text(text)
+    assert lifecycle.find_endpoint(tmp_path) is None
