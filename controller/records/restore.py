@@ -110,11 +110,20 @@ def open_record(run_id: str, overrides: Sequence[str], folder: Path) -> Iterator
     groups = [word for word in overrides if "." not in word.partition("=")[0]]
     here = _validated_config(groups, folder)
     state = Path(here.run.state_dir).expanduser()
-    document = recorder.load_record(state, run_id) or download_record(here, run_id)
+    document = _record_here(state, run_id) or download_record(here, run_id)
     config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
     with open_context(config) as (context, emulator):
         code = _restore_code(context.google, document, state)
         yield RecordedRun(document, config, code, context, emulator, folder)
+
+
+def _record_here(state: Path, run_id: str) -> RunRecord | None:
+    """Return the record if this machine has it; of a damaged one, which is said, the bucket has another copy."""
+    try:
+        return recorder.load_record(state, run_id)
+    except (DamagedRecordError, OSError) as error:
+        print(f"warning: {error}; the bucket's copy is used", file=sys.stderr)
+        return None
 
 
 def plan_from_record(document: RunRecord, config: Config, google: GoogleClient, state: Path) -> Plan:

@@ -140,5 +140,6 @@ def test_every_verb_survives(
                 code = main.run(words)
                 out, err = capsys.readouterr()
                 assert code in (0, 1, 2), (words, err)
+                assert code == 0 or "--list" not in words, (words, err)
                 assert "Traceback" not in out + err, words
                 assert err.count("\n") <= 30, (words, err)
