@@ -210,9 +210,9 @@ def watch(
             say({"notice": notice})
         if follow and not exited and status["state"] == "exited":  # the upload may take a while
             exited = True
-            say({"exited": state(run_id, attempt_number(folder))})
+            say({"exited": state(run_id, attempt_number(folder)), "now": wall_time()})
         if last:
-            return say({"end": state(run_id, attempt_number(folder))})
+            return say({"end": state(run_id, attempt_number(folder)), "now": wall_time()})
         if time.monotonic() - beat > HEARTBEAT_SECONDS:
             beat = time.monotonic()
             say({"heartbeat": wall_time(), "stopped": _is_stopped(folder), "free_gb": round(free_gb(), 3)})

@@ -365,6 +365,8 @@ class WatchLine(TypedDict, total=False):
     notice: str
     exited: State
     end: State
+    now: float
+    """With these two: the time of day by the worker's clock, which may be wrong."""
 
 
 Q = TypeVar("Q", bound=Mapping[str, Any])

@@ -62,6 +62,8 @@ class _Stream:
     drained: bool = False
     stop_requested: bool = False
     notice: str = ""
+    ended_at: float = 0.0
+    """By this machine's clock: each worker's may be wrong in its own way."""
 
     def status(self, now: float, since: float, thread_exception: str) -> WorkerStatus:
         """Return the status for the diagnosis. Silence counts from when the network was last known to work."""
@@ -75,7 +77,7 @@ class _Stream:
             code=end.get("code"),
             signal=end.get("signal") or "",
             error=end.get("error") or "",
-            ended_at=end.get("ended") or 0.0,
+            ended_at=self.ended_at,
             log_tail=end.get("log_tail", ""),
             oom_kills=end.get("oom_kills") or 0,
             free_gb=end.get("free_gb"),
@@ -356,6 +358,9 @@ class Follower:
                     elif "heartbeat" in line:
                         stopped = line.get("stopped", False)
                         stream.stopped_since = (stream.stopped_since or stream.last_heard) if stopped else None
+                    if end := line.get("exited") or line.get("end"):
+                        off = clock.now() - line["now"] if "now" in line else 0.0
+                        stream.ended_at = (end["ended"] or -off) + off
                     self._pass_on(worker, {**line})
                     if "end" in line or self._stopping.is_set():
                         return

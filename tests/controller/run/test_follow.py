@@ -99,6 +99,16 @@ def test_the_first_failure_is_by_the_workers_clocks() -> None:
     assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
 
 
+@pytest.mark.parametrize("off", [0.0, 7200.0, -7200.0])
+def test_the_first_failure_is_told_though_each_clock_is_wrong_in_its_own_way(off: float) -> None:
+    """Worker 0 lost worker 1, which ended two seconds before it."""
+    lost = "The tasks have crashed: heartbeat timeout"
+    first = end(1, ended=1e9 + 5.0, log_tail=lost) | {"now": 1e9 + 6.0}
+    second = end(7, ended=1e9 + off + 3.0) | {"now": 1e9 + off + 6.0}
+    outcome, _ = follow(FakeFleet([[first]], [[second]]))
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
+
+
 def test_an_end_counts_before_its_log_is_uploaded_and_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.run.follow.STRAGGLER_SECONDS", 0.05)
     exited = {"exited": end(None, ended=3.0, signal="SIGKILL")["end"]}
