@@ -51,12 +51,21 @@ def agent_root() -> Path:
     return Path(os.environ.get("SLIPWAY_AGENT_ROOT") or Path.home() / ".slipway")
 
 
+def boot_time() -> float:
+    """Return the seconds since this boot, sleep included. No change of the time of day moves it, so limits use it."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has only the latter
+
+
 def write_heartbeat() -> None:
-    """Tell the dead man's switch of the pod (`controller/resources/pod/dead_mans_switch.py`) that it is in use."""
+    """Tell the dead man's switch of the pod (`controller/resources/pod/dead_mans_switch.py`) that it is in use.
+
+    The file's time is that of this boot: a time of day that stands still, or was set back, would look like silence.
+    """
     path = agent_root() / "heartbeat"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
+        os.utime(path, (boot_time(), boot_time()))
     except OSError as error:  # a full disk; what the command itself needs is reported by the command
         print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
 

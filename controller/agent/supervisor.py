@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from .fs import (
     write_json,
 )
 from .transfers import TransferError, object_exists, upload_file
+from .watchdog import keep_watchdog
 from .worker_processes import boot_id, oom_kills, process_identity, send_signal, wall_time
 
 if TYPE_CHECKING:
@@ -86,6 +88,8 @@ LOG_GROWTH = 1.1
 MAX_LOG_UPLOAD_SECONDS = 900.0
 """A larger log that grows slowly is uploaded that often."""
 HEARTBEAT_SECONDS = 60.0
+OOM_SCORE = 500
+"""Of a program, from 0 for other processes to 1000: half of the memory counts as used by it in addition."""
 EXIT_HOOK = str(Path(__file__).resolve().parent / "exit_hook")
 """Folder of the `sitecustomize` that Python imports at start-up."""
 
@@ -198,13 +202,15 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     ended = threading.Event()
     uploads = threading.Thread(target=_upload_log_periodically, args=(folder, begun, ended), daemon=True)
     uploads.start()
-    threading.Thread(target=keep_heartbeat, args=(ended,), daemon=True).start()
+    heart = threading.Thread(target=keep_heartbeat, args=(ended,), daemon=True)
+    heart.start()
     replaced = fence(program, order["bucket"], successor, order["fence_seconds"], ended)
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
     send_signal(os.killpg, program, signal.SIGKILL)
     kill_leftovers(folder)
     ended.set()
+    heart.join()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
     error = "a later attempt has replaced this one" if replaced.is_set() else None
     how |= {"error": error, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
@@ -238,6 +244,7 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
         return pid
     try:
         os.setsid()
+        prefer_for_oom()
         write_json(folder / "pid.json", {**begun, "program": process_identity()})
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -251,6 +258,16 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
         os.write(2, f"slipway: cannot start {argv[0]!r}: {_why_not_started(argv[0], environment, error)}\n".encode())
     finally:
         os._exit(127)
+
+
+def prefer_for_oom() -> None:
+    """Let the kernel end this process before those that look after it, when memory runs out.
+
+    https://man7.org/linux/man-pages/man5/proc_pid_oom_score_adj.5.html: who may not lower the number may raise it.
+    """
+    with suppress(OSError):
+        path = Path("/proc/self/oom_score_adj")
+        path.write_text(str(max(OOM_SCORE, int(path.read_text()))))
 
 
 def _why_not_started(program: str, environment: dict[str, str], error: Exception) -> str:
@@ -306,9 +323,14 @@ def _watch_for_successor(
 
 
 def keep_heartbeat(ended: threading.Event) -> None:
-    """Show that the pod is in use while the program runs; the watchdog may have died, or the VM rebooted."""
+    """Show that the pod is in use while the program runs, and start its watchdog again if that has died.
+
+    The last look is after the program's end, from when on nobody else is sure to look.
+    """
     while not ended.wait(HEARTBEAT_SECONDS):
         write_heartbeat()
+        keep_watchdog()
+    keep_watchdog()
 
 
 def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:

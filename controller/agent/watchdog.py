@@ -1,6 +1,9 @@
 """Watchdog: deletes the pod from inside when it is idle or its time is up, even if every controller is gone.
 
-Its heartbeat keeps the dead man's switch (`controller/resources/pod/dead_mans_switch.py`) from doing so.
+It is watched in turn: the supervisor of a program starts it again, and the dead man's switch of the pod
+(`controller/resources/pod/dead_mans_switch.py`) reads the same limits and enforces them a moment later. Its heartbeat
+tells the switch that it lives. Limits are times of this boot, which a wrong clock does not move; after a reboot the
+seconds that were left count from there.
 
 It runs on worker 0 and calls Google as the VM's service account, with a token from the metadata server. What needs
 HTTP imports it: that takes half of the time of `watchdog_state`, which needs none.
@@ -11,11 +14,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .attempts import active_attempt
-from .fs import AgentError, agent_root, dump, locked, read_json, write_heartbeat, write_json
+from .fs import AgentError, agent_root, boot_time, dump, locked, read_json, write_heartbeat, write_json
 from .worker_processes import boot_id, is_alive, start_time, wall_time
 
 if TYPE_CHECKING:
@@ -25,6 +29,8 @@ MAX_POLL_SECONDS = 15.0
 """Maximum seconds between two checks."""
 RETRY_AFTER_REFUSAL_SECONDS = 60.0
 """Seconds before a refused deletion is retried."""
+SAVE_SECONDS = 60.0
+"""Interval at which the seconds that are left are saved, for a reboot."""
 
 
 def set_watchdog(
@@ -49,11 +55,13 @@ def set_watchdog(
         bucket: bucket of `note_object`; None: write no note.
         note_object: object that records why the pod was deleted.
     """
-    now = wall_time()
+    now = boot_time()
     order = {
         "deletes": deletes,
         "idle_seconds": idle_seconds,
         "until": None if seconds_left is None else now + seconds_left,
+        "seconds_left": seconds_left,
+        "boot_id": boot_id(),
         "bucket": bucket,
         "note_object": note_object,
         "asked": now,
@@ -61,40 +69,68 @@ def set_watchdog(
     }
     with locked("watchdog"):
         write_json(_limits_file(), order)
-        if not _is_running():
-            _spawn_watchdog()
+        _spawn_if_dead(order["agent"])
     return {**watchdog_state(), "allowed": _may_delete(projects_api, project, delete_permission)}
 
 
 def watchdog_state() -> WatchdogState:
     order = read_json(_limits_file())
-    if order is None or not _is_running():
+    if order is None or not _is_running(Path(sys.argv[0]).name):
         return {"running": False, "idle_seconds": None, "seconds_left": None, "refused": None}
-    left = None if order["until"] is None else order["until"] - wall_time()
+    left = None if order["until"] is None else order["until"] - boot_time()
     refused = (read_json(agent_root() / "watchdog-refused.json") or {"error": None})["error"]
     return {"running": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
 
 
+def keep_watchdog() -> None:
+    """Start the watchdog of this boot again if it has died, whichever version of the agent it is of.
+
+    A supervisor calls this with each heartbeat; a failure is tried again with the next one.
+    """
+    try:
+        with locked("watchdog"):
+            order = read_json(_limits_file())
+            if order and order.get("boot_id") == boot_id():
+                _spawn_if_dead(order["agent"])
+    except (AgentError, OSError, ValueError, KeyError) as error:
+        print(f"cannot look after the watchdog: {error!r}", file=sys.stderr, flush=True)
+
+
 def run_watchdog() -> None:
     """Run the watchdog loop, in the process that `set_watchdog` spawns: check periodically, delete the pod when due."""
-    mine, used = Path(sys.argv[0]).name, wall_time()
-    while (order := read_json(_limits_file())) and order["agent"] == mine:
-        now = wall_time()
+    mine, used, saved = Path(sys.argv[0]).name, boot_time(), boot_time()
+    while (order := read_json(_limits_file())) and order["agent"] == mine and order["boot_id"] == boot_id():
+        now = boot_time()
         write_heartbeat()
+        if now - saved >= SAVE_SECONDS:
+            saved = now
+            _save_seconds_left(order, now)
         if in_use():
             used = now
         pause = min(MAX_POLL_SECONDS, (order["idle_seconds"] or MAX_POLL_SECONDS) / 4)
         if why := deletion_reason(order, now, max(used, order["asked"])):
             refused = _delete_pod(order, why)
-            write_json(agent_root() / "watchdog-refused.json", {"error": refused})
-            if refused:
-                print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
+            _note_refusal(refused)
             pause = RETRY_AFTER_REFUSAL_SECONDS if refused else MAX_POLL_SECONDS
         time.sleep(pause)
 
 
+def _save_seconds_left(order: dict[str, Any], now: float) -> None:
+    """Save what is left for the next boot, unless there are new orders; a full disk keeps the older number."""
+    with suppress(OSError), locked("watchdog"):
+        if order["until"] is not None and read_json(_limits_file()) == order:
+            write_json(_limits_file(), {**order, "seconds_left": max(0.0, order["until"] - now)})
+
+
+def _note_refusal(refused: str | None) -> None:
+    with suppress(OSError):  # a full disk must not end the watchdog
+        write_json(agent_root() / "watchdog-refused.json", {"error": refused})
+    if refused:
+        print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
+
+
 def deletion_reason(order: dict[str, Any], now: float, used: float) -> str:
-    """Return why the pod should be deleted now, or "" if it should not. Pure."""
+    """Return why the pod should be deleted now, or "" if it should not. Pure; times are of this boot."""
     if order["until"] is not None and now >= order["until"]:
         return "the run's budget is spent"
     if order["idle_seconds"] is not None and now - used >= order["idle_seconds"]:
@@ -124,22 +160,23 @@ def _limits_file() -> Path:
     return agent_root() / "watchdog.json"
 
 
-def _is_running() -> bool:
-    """Return whether a watchdog of this agent version has been running since this boot."""
+def _is_running(agent: str) -> bool:
+    """Return whether a watchdog of this version of the agent has been running since this boot."""
     who = read_json(agent_root() / "watchdog-pid.json")
-    return bool(who and who["boot_id"] == boot_id() and who["agent"] == Path(sys.argv[0]).name and is_alive(who))
+    return bool(who and who["boot_id"] == boot_id() and who["agent"] == agent and is_alive(who))
 
 
-def _spawn_watchdog() -> None:
+def _spawn_if_dead(agent: str) -> None:
+    """Start the watchdog of that version of the agent unless it runs."""
+    if _is_running(agent):
+        return
     import subprocess
 
-    command = [sys.executable, str(Path(sys.argv[0]).resolve()), "run_watchdog"]
+    command = [sys.executable, str(Path(sys.argv[0]).resolve().with_name(agent)), "run_watchdog"]
     with (agent_root() / "watchdog.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     who = {"pid": process.pid, "start_time": start_time(process.pid)}
-    write_json(
-        agent_root() / "watchdog-pid.json", {**who, "boot_id": boot_id(), "agent": command[1].rpartition("/")[2]}
-    )
+    write_json(agent_root() / "watchdog-pid.json", {**who, "boot_id": boot_id(), "agent": agent})
 
 
 def _delete_pod(order: dict[str, Any], why: str) -> str | None:

@@ -29,7 +29,7 @@ def uptime_seconds() -> float:
 
 
 def wall_time() -> float:
-    """Return the seconds since the epoch by this worker's clock; an emulated clock may be off."""
+    """Return the seconds since the epoch by this worker's clock, which may be wrong: only for people to read."""
     try:
         return time.time() + float(Path(os.environ["SLIPWAY_CLOCK"]).read_text())
     except (KeyError, OSError, ValueError):

@@ -26,8 +26,8 @@ STARTUP_SCRIPT = "startup-script"
 _END = "END_OF_DEAD_MANS_SWITCH"
 _SWITCH_PART = f"""\
 # Deletes the pod after a time without any sign of Slipway. It runs in the background and writes only to its log,
-# because Google waits for this script and for the end of its output.
-setsid python3 -I -S -c "$(cat <<'{_END}'
+# because Google waits for this script and for the end of its output. Killed, it is started again.
+setsid bash -c 'until python3 -I -S -c "$@"; do sleep 10; done' switch "$(cat <<'{_END}'
 {{source}}{_END}
 )" {{arguments}} < /dev/null >> "${{{{TMPDIR:-/var/log}}}}/slipway-dead-mans-switch.log" 2>&1 &
 """
@@ -380,6 +380,11 @@ def short_uid(uid: str) -> str:
 def claim_name(pod: str, uid: str) -> str:
     """Return the name of the object that records which runs had a pod."""
     return f"pods/{pod}/claims/{short_uid(uid)}.json"
+
+
+def limit_name(pod: str, uid: str) -> str:
+    """Return the name of the object that says when the pod's watchdog ends it."""
+    return f"pods/{pod}/limits/{short_uid(uid)}.json"
 
 
 def end_name(pod: str, uid: str) -> str:

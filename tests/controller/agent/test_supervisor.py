@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from controller.agent import supervisor
 from controller.agent.fs import AgentError, agent_root, tree_hash
 from controller.agent.supervisor import (
     LOG_UPLOAD_SECONDS,
@@ -293,9 +294,11 @@ def test_a_running_program_keeps_the_heartbeat_though_the_watchdog_has_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    ended = Mock(spec=threading.Event, wait=Mock(side_effect=[False, True]))
+    ended, kept = Mock(spec=threading.Event, wait=Mock(side_effect=[False, True])), list[bool]()
+    monkeypatch.setattr(supervisor, "keep_watchdog", lambda: kept.append(True))
     keep_heartbeat(ended)
     assert (agent_root() / "heartbeat").exists()
+    assert kept == [True, True], "and starts it again, at the end too"
     assert [call.args for call in ended.wait.call_args_list] == [(60.0,), (60.0,)]
 
 
@@ -384,3 +387,14 @@ def test_the_lock_lives_as_long_as_the_program(tmp_path: Path, monkeypatch: pyte
             lock_devices("run-2")
         program.communicate(b"\n")
     release_devices(lock_devices("run-2"))
+
+
+def test_memory_that_runs_out_ends_the_program_first(run: ProgramRun) -> None:
+    """Its supervisor and the watchdog have the score of other processes."""
+    run.start("import time; time.sleep(600)")
+    begun = json.loads((run.folder / "attempt-1" / "pid.json").read_bytes())
+    scores = {
+        who: int(Path(f"/proc/{begun[who]['pid']}/oom_score_adj").read_text()) for who in ("program", "supervisor")
+    }
+    assert scores["program"] == max(500, scores["supervisor"])
+    run.worker.call("stop", run_id=run.run_id, grace_seconds=0.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controller.agent.watchdog import deletion_reason, ssh_sessions
+from controller.agent.watchdog import deletion_reason, keep_watchdog, ssh_sessions
 from controller.agent.worker_processes import is_alive
 from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
 from tests.fakes.loopback import Loopback
@@ -112,6 +112,55 @@ def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Asked) 
     assert 7100 < state["seconds_left"] <= 7200
     worker.boot_id = "boot-2"
     assert worker.call("watchdog_state")["running"] is False
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # it outlives the process that started it
+def test_a_killed_one_is_started_again_by_whoever_looks_after_it(
+    worker: AgentWorker, apis: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.call("set_watchdog", **order(apis, idle_seconds=3600.0, seconds_left=3600.0))
+    first = json.loads((worker.root / "watchdog-pid.json").read_bytes())
+    for name, value in worker.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", [str(worker.agent.with_name("agent-of-another-version.pyz")), "supervise"])
+    keep_watchdog()
+    assert json.loads((worker.root / "watchdog-pid.json").read_bytes()) == first, "it lives"
+    os.kill(first["pid"], signal.SIGKILL)
+    wait_for(lambda: not is_alive(first))
+    keep_watchdog()
+    again = json.loads((worker.root / "watchdog-pid.json").read_bytes())
+    assert again["pid"] != first["pid"]
+    assert again["agent"] == first["agent"]
+    state = worker.call("watchdog_state")
+    assert (state["running"], state["idle_seconds"]) == (True, 3600.0)
+    assert 3500 < state["seconds_left"] <= 3600
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"format": 1}', '{"format": 2}', '{"format": 1, "boot_id": "boot-1"}']
+)
+def test_damaged_orders_end_no_supervisor(text: str, worker: AgentWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in worker.environment.items():
+        monkeypatch.setenv(name, value)
+    (worker.root / "watchdog.json").write_text(text)
+    keep_watchdog()
+
+
+@pytest.mark.parametrize("off", [7200.0, -7200.0])
+def test_a_wrong_clock_ends_nothing_and_prolongs_nothing(off: float, worker: AgentWorker, apis: Asked) -> None:
+    clock = worker.home / "clock"
+    worker.extra_environment["SLIPWAY_CLOCK"] = str(clock)
+    clock.write_text("0")
+    worker.call("set_watchdog", **order(apis, idle_seconds=600.0, seconds_left=1800.0))
+    clock.write_text(str(off))
+    state = worker.call("watchdog_state")
+    assert 1700 < state["seconds_left"] <= 1800
+    assert apis.deleted() == []
+    limits = json.loads((worker.root / "watchdog.json").read_bytes())
+    assert limits["boot_id"] == worker.boot_id
+    assert limits["until"] == pytest.approx(limits["asked"] + 1800.0)
 
 
 def test_a_refusal_is_on_record(worker: AgentWorker, apis: Asked) -> None:

@@ -18,7 +18,7 @@ from controller.context import Context
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.answers import parse_timestamp
 from controller.resources.pod import tpu_nodes
-from controller.resources.pod.dead_mans_switch import delete_pod, last_sign, watch
+from controller.resources.pod.dead_mans_switch import NEVER, delete_pod, last_sign, read_limits, watch
 from controller.resources.pod.planes import waits_in_queue
 from controller.resources.pod.provisioner import Place, SliceSpec, mount_part, startup_script, switch_part
 from controller.resources.pod.slice_requests import Slices
@@ -156,14 +156,19 @@ REQUEST_URL, NODE_URL = "projects/p/locations/z/queuedResources/pod?force=true",
 
 
 def strikes(
-    limit: float, signs: dict[float, float | None], until: float, refusal: type[Exception] | None = None
+    limit: float,
+    signs: dict[float, float | None],
+    until: float,
+    refusal: type[Exception] | None = None,
+    limits: tuple[float, float] = (NEVER, NEVER),
 ) -> list[float]:
     """When the pod is deleted, if the sign of life changes at these times; Google may refuse it."""
     clock, struck = ManualClock(), list[float]()
     clock.interrupt_at = until + 1
 
-    def sign() -> float | None:
-        return next((value for at, value in reversed(signs.items()) if at <= clock.elapsed), 0.0)
+    def sign() -> tuple[float, ...] | None:
+        value = next((value for at, value in reversed(signs.items()) if at <= clock.elapsed), 0.0)
+        return None if value is None else (value,)
 
     def strike() -> None:
         struck.append(clock.elapsed)
@@ -171,17 +176,18 @@ def strikes(
             raise refusal
 
     with pytest.raises(InterruptedSleepError):
-        watch(limit, sign, strike, clock.monotonic, clock.sleep)
+        watch(limit, sign, strike, clock.monotonic, clock.sleep, lambda _: limits)
     return struck
 
 
+EVERY_MINUTE: dict[float, float | None] = {60.0 * minute: float(minute) for minute in range(1, 61)}
 EVERY_HOUR: dict[float, float | None] = {3600.0 * hour: float(hour) for hour in range(1, 200)}
 
 
 @pytest.mark.parametrize(
     ("signs", "until", "expected"),
     [
-        ({}, 7400.0, [7200.0, 7260.0, 7320.0, 7380.0]),  # again and again until it is gone
+        ({}, 7300.0, [7200.0, 7230.0, 7260.0, 7290.0]),  # again and again until it is gone
         (EVERY_HOUR, 3600.0 * 200, []),
         (EVERY_HOUR, 3600.0 * 199 + 7201.0, [3600.0 * 199 + 7200.0]),
         ({0.0: None, 36_000.0: 1.0}, 36_000.0 + 7201.0, [36_000.0 + 7200.0]),  # a login, though Slipway is silent
@@ -194,23 +200,56 @@ def test_it_strikes_where_there_is_no_sign_of_life(
     assert strikes(7200.0, signs, until) == expected
 
 
+@pytest.mark.parametrize(
+    ("limits", "signs", "first"),
+    [
+        ((1000.0, NEVER), EVERY_MINUTE, 1030.0),  # the budget, though a program runs
+        ((NEVER, 600.0), {0.0: 1.0}, 630.0),  # idle, as the watchdog would say
+        ((NEVER, 600.0), EVERY_MINUTE, 3600.0 + 630.0),
+        ((1000.0, NEVER), {0.0: None}, 1030.0),  # a login does not prolong a budget
+    ],
+)
+def test_it_enforces_the_limits_of_a_dead_watchdog_within_two_minutes(
+    limits: tuple[float, float], signs: dict[float, float | None], first: float
+) -> None:
+    struck = strikes(7200.0, signs, 7100.0, limits=limits)
+    assert first <= struck[0] <= first + 60.0
+
+
+def test_limits_are_those_of_this_boot_and_what_is_left_of_another(tmp_path: Path) -> None:
+    folder = tmp_path / ".slipway"
+    folder.mkdir()
+    known: dict[str, Any] = {"boot_id": "b1", "until": 500.0, "seconds_left": 300.0, "idle_seconds": 60.0}
+    for text, expected in (
+        (json.dumps(known), (500.0, 60.0)),
+        (json.dumps(known | {"boot_id": "b0"}), (310.0, 60.0)),
+        (json.dumps(known | {"until": None, "seconds_left": None}), (NEVER, 60.0)),
+        (json.dumps(known | {"idle_seconds": None}), (500.0, NEVER)),
+        *((text, (NEVER, NEVER)) for text in ("", "{", "[1]", "5", json.dumps(known | {"until": "soon"}), "[" * 99999)),
+    ):
+        (folder / "watchdog.json").write_text(text)
+        assert read_limits([str(tmp_path)], "b1", 10.0) == expected, text[:99]
+
+
 def test_a_refusal_does_not_end_it() -> None:
     assert len(strikes(100.0, {0.0: 1.0}, 300.0, PermissionError)) > 2
 
 
 def test_the_heartbeat_of_any_user_counts_and_so_does_a_login(tmp_path: Path) -> None:
     homes, proc = [f"{tmp_path}/home/*", f"{tmp_path}/root"], str(tmp_path / "proc")
-    assert last_sign(homes, proc) == 0.0
+    assert last_sign(homes, proc) == ()
     for name, time in (("home/anna", 5.0), ("home/ben", 9.0), ("root", 7.0)):
         folder = tmp_path / name / ".slipway"
         folder.mkdir(parents=True)
         (folder / "heartbeat").touch()
         os.utime(folder / "heartbeat", (time, time))
-    assert last_sign(homes, proc) == 9.0
+    assert last_sign(homes, proc) == (5.0, 7.0, 9.0)
+    os.utime(tmp_path / "home/anna/.slipway/heartbeat", (4.0, 4.0))
+    assert last_sign(homes, proc) == (4.0, 7.0, 9.0), "her clock was set back, and ben has left"
     for pid, title in {7: b"sshd: /usr/sbin/sshd -D\0", 8: b"bash\0me@pts\0"}.items():
         (tmp_path / "proc" / str(pid)).mkdir(parents=True)
         (tmp_path / "proc" / str(pid) / "cmdline").write_bytes(title)
-    assert last_sign(homes, proc) == 9.0
+    assert last_sign(homes, proc) == (4.0, 7.0, 9.0)
     (tmp_path / "proc" / "8" / "cmdline").write_bytes(b"sshd: anna@notty\0")
     assert last_sign(homes, proc) is None
 
@@ -266,9 +305,16 @@ def test_it_starts_the_switch_in_the_background_with_exactly_its_arguments(tmp_p
     variables = {"PATH": f"{tools}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
     subprocess.run(["bash", "-c", ". ./script; wait"], cwd=tmp_path, env=variables, check=True)
     words = (tmp_path / "seen").read_text().split("\0")
-    assert words[:4] == ["python3", "-I", "-S", "-c"]
+    assert words[:2] == ["bash", "-c"]
     assert words[5:] == ["7200", hostile, "b", ""]
     compile(words[4], "switch", "exec")
+    (tools / "python3").write_text('#!/bin/sh\nprintf "%s\\0" "$@" >> python; echo >> runs; [ $(wc -l < runs) = 2 ]\n')
+    (tools / "sleep").write_text("#!/bin/sh\n")
+    for name in ("python3", "sleep"):
+        (tools / name).chmod(0o700)
+    subprocess.run([*words[:4], "source", *words[5:-1]], cwd=tmp_path, env=variables, check=True)
+    once = ["-I", "-S", "-c", "source", "7200", hostile, "b"]
+    assert (tmp_path / "python").read_text().split("\0") == [*once, *once, ""], "killed, it is started again"
     assert not (tmp_path / "hit").exists()
     with_disk = startup_script(mount_part(100), switch_part(60.0, ["a"]))
     assert with_disk.startswith("#!/bin/bash\n")
