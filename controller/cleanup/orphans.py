@@ -13,7 +13,7 @@ from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceD
 from controller.gcp.prices import HOURS_PER_MONTH, SPOT_TIERS, load_prices
 from controller.lease_store import BucketLeaseStore
 from controller.records.ledger import Ledger, read_alerts
-from controller.records.spending import read_claim
+from controller.records.spending import read_claim, read_limit
 from controller.resources.bastion_vm import POD_LABEL, RUN_LABEL
 from controller.resources.pod.plane import Leftover
 from controller.resources.pod.planes import all_planes, project_slices, provisioners_of
@@ -24,6 +24,8 @@ MIN_AGE_SECONDS = 1800.0
 """A younger pod without a run may be one that a controller is still setting up."""
 SETUP_SECONDS = 7200.0
 """A run that has not started on its pod after this long never will: its controller failed or was killed."""
+OVERDUE_SECONDS = 180.0
+"""So long after its limit a pod should be gone: its watchdog, or what watches that, ends it within two minutes."""
 STOPPED = frozenset({"STOPPED", "TERMINATED", "PREEMPTED", "SUSPENDED", "FAILED", "GONE"})
 
 
@@ -131,7 +133,7 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
             if waiting := PodQueue(context.google, context.clock, bucket, name).waiting_runs():
                 use = f"{waiting[0]} waits for it"
             elif claim := read_claim(context.google, bucket, name, slice_.uid):
-                use, why = _use_by_run(context, bucket, claim["latest"], slice_.uid, age)
+                use, why = _use_by_run(context, bucket, claim["latest"], slice_, age)
             else:
                 continue
             break
@@ -145,7 +147,7 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
     return BilledItem("TPU", name, zone, usd, use, why, slice_.place.provisioner)
 
 
-def _use_by_run(context: Context, bucket: str, run_id: str, uid: str, age: float) -> tuple[str, str]:
+def _use_by_run(context: Context, bucket: str, run_id: str, slice_: SliceStatus, age: float) -> tuple[str, str]:
     """Return (use, reason for no use) from the run's record: whether the run is alive on the pod.
 
     Args:
@@ -154,16 +156,20 @@ def _use_by_run(context: Context, bucket: str, run_id: str, uid: str, age: float
     ledger = Ledger(context.google, bucket, run_id)
     if ledger.result() is not None:
         return "", f"{run_id} has finished"
-    launches = [launch for launch in ledger.launches() if launch.node_uid == uid]
+    launches = [launch for launch in ledger.launches() if launch.node_uid == slice_.uid]
     if not launches:
         return (f"{run_id} is being set up", "") if age < SETUP_SECONDS else ("", f"{run_id} never started on it")
     attempt = launches[-1].attempt
     if ledger.is_cancelled(attempt):
         return "", f"{run_id} was cancelled"
     how = ledger.exit_status(0, attempt)
-    if how is None:
-        return f"{run_id} is running on it", ""
-    return "", f"{run_id} exited with {how}"
+    if how is not None:
+        return "", f"{run_id} exited with {how}"
+    left = read_limit(context.google, bucket, slice_.name, slice_.uid, run_id)
+    if left is not None and left < -OVERDUE_SECONDS:
+        return "", f"{run_id} is {-left / 60:.0f} min past its limit, and nothing on the pod has ended it"
+    until = "" if left is None else f", for {max(0.0, left) / 3600:.1f} h at most"
+    return f"{run_id} is running on it{until}", ""
 
 
 def _disks(context: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:

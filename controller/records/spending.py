@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from conf.schema.config import Config
 from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
-from controller.core.json_documents import DamagedRecordError, Document, checked, dump
+from controller.core.json_documents import DamagedRecordError, Document, FormatError, checked, dump
 from controller.core.text import object_url
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
@@ -21,7 +21,7 @@ from controller.gcp.google_errors import NotFoundError
 from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.records.ledger import parse_record, read_objects
 from controller.resources.pod.node import Node
-from controller.resources.pod.provisioner import claim_name, end_name, short_uid
+from controller.resources.pod.provisioner import claim_name, end_name, limit_name, short_uid
 
 
 @dataclass(frozen=True)
@@ -330,6 +330,25 @@ def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict
         return note if isinstance(note.get("time", 0.0), int | float) else {"reason": note["reason"]}
     except DamagedRecordError as error:
         return {"reason": f"the pod's watchdog ended it ({error})"}
+
+
+def write_limit(google: GoogleClient, bucket: str, pod: Node, run_id: str, seconds_left: float | None) -> None:
+    """Record when the pod's watchdog ends it: so many seconds after this write by the server's clock; None: never."""
+    text = dump({"run": run_id, "seconds_left": seconds_left})
+    google.upload(bucket, limit_name(pod.name, pod.status.uid), text.encode(), metadata={"limit": text})
+
+
+def read_limit(google: GoogleClient, bucket: str, pod: str, uid: str, run_id: str) -> float | None:
+    """Return the seconds until the watchdog ends the pod, negative if it should have; None if that is not on record."""
+    try:
+        answer, now = google.object_metadata(bucket, limit_name(pod, uid))
+        known = parse_record(answer.get("metadata", {}).get("limit", "").encode(), checked, limit_name(pod, uid))
+    except (NotFoundError, DamagedRecordError, FormatError):
+        return None
+    left = known.get("seconds_left")
+    if known.get("run") != run_id or not isinstance(left, int | float):
+        return None
+    return left - (now - datetime.fromisoformat(answer["updated"]).timestamp())
 
 
 def _json(google: GoogleClient, bucket: str, name: str, key: str) -> dict[str, Any]:

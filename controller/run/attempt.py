@@ -14,7 +14,7 @@ from controller.plan.build import Plan
 from controller.reconcile import reconcile
 from controller.records.ledger import Launch, Ledger
 from controller.records.recorder import RECORD_FILE, Recorder
-from controller.records.spending import Spending
+from controller.records.spending import Spending, write_limit
 from controller.recovery.diagnosis import exit_codes
 from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.responses import AttemptOutcome, VerdictKind
@@ -24,6 +24,7 @@ from controller.run.follow import Follower
 from controller.run.launch import PodQueue, QueueWaiter, launch, running_runs, stop
 from controller.run.notifications import AlertWatch, Notifications
 from controller.run.options import RunOptions
+from controller.run.watchdog_watch import WatchdogWatch
 from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
 LEAST_SECONDS = 60.0
@@ -42,14 +43,31 @@ class BudgetDeadline:
     def __init__(self, plan: Plan, context: Context, spending: Spending, node: Node) -> None:
         self._watchdogs = [resource for resource in plan.resources if isinstance(resource, Watchdog)]
         self._context, self._spending, self._node = context, spending, node
+        self._bucket, self._run_id = plan.bucket, plan.run_id
         self._grace = self._until = 0.0
         self._due: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the pod has a watchdog."""
+        return bool(self._watchdogs)
 
     def send(self) -> None:
         """Tell the watchdog. Raises WorkersFailedError if worker 0 does not answer."""
         left = self._seconds_left()
         self._grace = 0.0 if left is None else min(GRACE_SECONDS, left / 10)
         self._order(left)
+
+    def send_again(self) -> None:
+        """Start a watchdog that has died again, with what is left; not once the budget is spent, as below.
+
+        Raises:
+            LeaseLostError: another controller has the pod.
+        """
+        left = self._seconds_left()
+        if left != 0.0:
+            self._context.before_pod_write()
+            self._order(left)
 
     def send_if_due(self) -> None:
         """Tell the watchdog again, if it is time and the deadline has moved away.
@@ -85,8 +103,13 @@ class BudgetDeadline:
     def _order(self, left: float | None) -> None:
         """Give the watchdog its limits; `left`: seconds until the budget is spent."""
         now = self._context.clock.boot_time()
+        rest = None if left is None else left + self._grace
         for watchdog in self._watchdogs:
-            watchdog.update_limits(self._context, self._node, None if left is None else left + self._grace)
+            watchdog.update_limits(self._context, self._node, rest)
+            try:
+                write_limit(self._context.google, self._bucket, self._node, self._run_id, rest)
+            except GoogleError as error:  # it is for `orphans` only
+                self._context.events.note(self._node.id, f"`slipway orphans` does not know the pod's limit: {error}")
         if left is not None and self._spending.account.pods > 1:
             self._until = now + left + self._grace
             self._schedule(left)
@@ -126,6 +149,7 @@ class AttemptRunner:
     _may_stop: set[str] | None = None
     """Runs without a controller that the user agreed to stop; None before the first look at the pod."""
     _deadline: BudgetDeadline | None = None
+    _watch: WatchdogWatch | None = None
 
     def run(self) -> AttemptResult:
         """Provision, launch and follow once."""
@@ -164,6 +188,8 @@ class AttemptRunner:
         self.screen.set_price(self.spending.rate(node).total)
         self._deadline = BudgetDeadline(self.plan, self.context, self.spending, node)
         self._deadline.send()  # only now does the pod belong to this run alone
+        if self._deadline.is_kept:
+            self._watch = WatchdogWatch(self.context, node, fleet, self._deadline.send_again)
         return node, fleet
 
     def _reconcile(self) -> Node:
@@ -251,6 +277,8 @@ class AttemptRunner:
         self.context.clock.raise_if_interrupted()
         if self._deadline is not None:
             self._deadline.send_if_due()
+        if self._watch is not None:
+            self._watch.tick()
 
     def queue_turn(self) -> AbstractContextManager[None]:
         """Wait in the queue if --queue is set, and keep the turn until the context ends."""

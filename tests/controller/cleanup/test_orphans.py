@@ -19,6 +19,7 @@ from controller.cli.verbs import down
 from controller.cli.verbs.billed import format_pods
 from controller.context import Context
 from controller.core.errors import LeaseLostError
+from controller.core.json_documents import dump
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError
@@ -82,6 +83,26 @@ def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli, p
     state = slipway.cloud().get("state")
     assert pods(state) == {}
     assert not any("/routers/" in name for name in state["compute"])
+
+
+@pytest.mark.e2e
+def test_a_run_has_a_limit_and_past_it_is_an_orphan(slipway: SlipwayCli) -> None:
+    words = [SLOW, KEEP, *ONE, "budget.max_hours=5"]
+    assert slipway("up", "--detach", *words)[0] == 0
+    status = slipway.json("status", *words)
+    run, name = status["run"]["id"], f"TPU {status['pod']['name']}"
+    assert listed(slipway)[name] == (f"{run} is running on it, for 5.0 h at most", "")
+    bucket, google = status["run"]["results"].split("/")[2], google_of(slipway)
+    [limit] = [
+        item["name"]
+        for item in google.list_all("storage", "objects.list", "items", bucket=bucket)
+        if "/limits/" in item["name"]
+    ]
+    text = dump({"run": run, "seconds_left": -600.0})
+    google.upload(bucket, limit, text.encode(), metadata={"limit": text})
+    google.close()
+    assert listed(slipway)[name] == ("", f"{run} is 10 min past its limit, and nothing on the pod has ended it")
+    let_go(slipway)
 
 
 @pytest.mark.e2e

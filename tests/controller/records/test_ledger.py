@@ -3,8 +3,9 @@
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,12 +21,13 @@ from controller.gcp.folder_store import FolderClient
 from controller.gcp.google_errors import GoogleError
 from controller.records import index
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
-from controller.records.spending import Account, PodLifetime, Spending, close_billing
+from controller.records.spending import Account, PodLifetime, Spending, close_billing, read_limit, write_limit
 from controller.recovery.responses import Incident
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name, limit_name
 from controller.run.options import RunOptions
 from tests.controller.conftest import SlipwayCli
 from tests.controller.inputs.wheels import git, git_repository
+from tests.fakes.clock import ManualClock
 from tests.golden import golden
 
 RUN = "runs/r-1"
@@ -133,6 +135,26 @@ def test_the_wait_in_a_queue_is_not_billed(tmp_path: Path) -> None:
     node: Any = SimpleNamespace(name="pod", place=status.place, status=replace(status, running_since=now - 3600))
     account.open_billing(node)
     assert account.usage().hours == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("off", [0.0, 7200.0, -7200.0])
+def test_the_limit_of_a_pod_is_told_by_the_clock_of_the_bucket(off: float, tmp_path: Path) -> None:
+    google, pod = FolderClient(ManualClock(time.time() + off)), cast(Any, SimpleNamespace)
+    node = pod(name="pod", status=pod(uid="uid-9"))
+    write_limit(google, str(tmp_path), node, "r-1", 3600.0)
+    left = partial(read_limit, google, str(tmp_path), "pod", "uid-9")
+    assert left("r-1") == pytest.approx(3600.0, abs=60.0)
+    file = tmp_path / limit_name("pod", "uid-9")
+    hours_ago = time.time() - 7200.0
+    os.utime(file, (hours_ago, hours_ago))
+    assert left("r-1") == pytest.approx(-3600.0, abs=60.0), "overdue"
+    assert left("r-2") is None, "another run had the pod"
+    for seconds in (None, "soon"):
+        write_limit(google, str(tmp_path), node, "r-1", cast(Any, seconds))
+        assert left("r-1") is None
+    google.upload(str(tmp_path), limit_name("pod", "uid-9"), b"", metadata={"limit": "{"})
+    assert left("r-1") is None
+    assert read_limit(google, str(tmp_path), "pod", "uid-7", "r-1") is None
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": 1}', '{"format": 1, "latest": 3}'])

@@ -15,6 +15,7 @@ from controller.core.errors import ConfigError, LeaseLostError
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.folder_store import FolderClient
+from controller.gcp.google_errors import GoogleError
 from controller.lease import LeaseHeldError
 from controller.lease_store import Identity, LeaseRecord, LeaseSnapshot
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger
@@ -231,7 +232,9 @@ class Run:
         watchdog = Watchdog(name="pod", node="node/pod", bucket="b", idle_seconds=None)
         self.context = make_context(None, clock=self.clock, notes=self.notes)
         spending = SimpleNamespace(hours_left=lambda: self.hours, account=SimpleNamespace(pods=pods))
-        plan, node = SimpleNamespace(resources=(watchdog,)), SimpleNamespace(id="node/pod")
+        monkeypatch.setattr(attempt, "write_limit", lambda *_: self.limits.append(_[-1]))
+        plan = SimpleNamespace(resources=(watchdog,), bucket="b", run_id="q-1")
+        node, self.limits = SimpleNamespace(id="node/pod"), list[float | None]()
         self.deadline = BudgetDeadline(cast(Any, plan), self.context, cast(Any, spending), cast(Any, node))
         self.deadline.send()
 
@@ -245,6 +248,25 @@ class Run:
         self.clock.elapsed = 3600 * hours
         self.deadline.send_if_due()
         return self.orders
+
+
+def test_the_limit_is_on_record_for_orphans_and_no_error_of_the_bucket_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Run(monkeypatch, pods=1, hours=None).limits == [None]
+    run = Run(monkeypatch, pods=1, hours=10.0)
+    assert run.limits == [10 * 3600.0 + GRACE_SECONDS]
+
+    def refuse(*_: Any) -> None:
+        raise GoogleError("storage objects.insert", 503, "UNAVAILABLE", "no")
+
+    monkeypatch.setattr(attempt, "write_limit", refuse)
+    run.deadline.send_again()
+    assert len(run.orders) == 2
+    assert "`slipway orphans` does not know the pod's limit" in run.notes[-1]
+    run.hours = 0.0
+    run.deadline.send_again()
+    assert len(run.orders) == 2, "the controller ends the run"
 
 
 def with_grace(*hours: float) -> Any:

@@ -1,0 +1,102 @@
+"""A dead watchdog is seen within a minute, started again, and said; a worker that does not answer holds up nothing."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controller.core.errors import LeaseLostError
+from controller.run.watchdog_watch import LOOK_SECONDS, WatchdogWatch
+from controller.ssh.fleet import WorkerError
+from tests.fakes.clock import ManualClock
+from tests.fakes.context import make_context
+
+DEAD: dict[str, Any] = {"running": False, "idle_seconds": None, "seconds_left": None, "refused": None}
+ALIVE: dict[str, Any] = {"running": True, "idle_seconds": 60.0, "seconds_left": 60.0, "refused": None}
+SILENT = WorkerError(0, "10.0.0.2", "timeout", "no route")
+
+
+class Watched:
+    """A pod whose worker 0 gives these answers, one for each look; the last one for ever."""
+
+    def __init__(self, *answers: Any, start: Callable[[], object] | None = None) -> None:
+        self.answers, self.notes, self.started = [*answers], list[str](), 0
+        self.clock = ManualClock()
+        context = make_context(None, clock=self.clock, notes=self.notes)
+        fleet = SimpleNamespace(call_all=lambda *_, **__: [self.answer()])
+        node = SimpleNamespace(id="node/pod")
+        self.watch = WatchdogWatch(context, cast(Any, node), cast(Any, fleet), start or self.start)
+
+    def answer(self) -> Any:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def start(self) -> None:
+        self.started += 1
+
+    def pass_seconds(self, seconds: int) -> None:
+        """Tick each second; a look takes no time."""
+        for _ in range(seconds):
+            self.clock.elapsed += 1.0
+            self.watch.tick()
+            if look := self.watch._look:
+                look.join()
+
+
+def test_a_dead_one_is_started_again_within_a_minute_and_said() -> None:
+    pod = Watched(ALIVE, DEAD, ALIVE)
+    pod.pass_seconds(int(LOOK_SECONDS) + 5)
+    assert (pod.started, pod.notes) == (0, [])
+    pod.pass_seconds(60)
+    assert pod.started == 1
+    assert pod.notes == ["warning: the pod's watchdog had died; it is started again"]
+    pod.pass_seconds(600)
+    assert len(pod.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(SILENT, ""), (ALIVE, ""), ({**ALIVE, "refused": "HTTP 403: no"}, "Google refuses its watchdog: HTTP 403: no")],
+)
+def test_what_lasts_is_said_once(answer: Any, said: str) -> None:
+    pod = Watched(answer)
+    pod.pass_seconds(300)
+    assert len(pod.notes) == bool(said)
+    assert said in "".join(pod.notes)
+    assert pod.started == 0
+
+
+def test_one_that_does_not_start_is_said_once_and_tried_again() -> None:
+    tried = list[int]()
+
+    def fail() -> None:
+        tried.append(1)
+        raise SILENT
+
+    pod = Watched(DEAD, start=fail)
+    pod.pass_seconds(300)
+    assert len(tried) > 4
+    [note] = pod.notes
+    assert "has died, and only this controller ends the pod at its limit" in note
+
+
+def test_another_controller_looks_after_it() -> None:
+    def lost() -> None:
+        raise LeaseLostError("taken over")
+
+    with pytest.raises(LeaseLostError):
+        Watched(DEAD, start=lost).pass_seconds(100)
+
+
+def test_a_look_that_hangs_holds_up_nothing() -> None:
+    pod, go_on = Watched(ALIVE), threading.Event()
+    pod.watch._fleet = cast(Any, SimpleNamespace(call_all=lambda *_, **__: [go_on.wait(60.0) and ALIVE]))
+    for _ in range(1000):
+        pod.clock.elapsed += 1.0
+        pod.watch.tick()
+    assert threading.active_count() >= 2
+    look = pod.watch._look
+    assert look is not None
+    go_on.set()
+    look.join()
