@@ -5,6 +5,9 @@ Another controller may take the lease only when the server says that the whole t
 overlap, however far their clocks differ. A controller that was stopped, asleep or offline for longer finds out before
 its next write: it asks for the lease again and, if another controller holds it, is fenced and ends. A late request to a
 worker is refused there because its token is smaller (controller/agent/dispatch.py).
+
+Whoever wants a lease released writes that into an object beside it, which a controller reads every few seconds from its
+beginning on, before it holds the lease as well.
 """
 
 import contextlib
@@ -23,6 +26,7 @@ from controller.lease_store import (
     Identity,
     LeaseRecord,
     LeaseSnapshot,
+    ReleaseRequest,
 )
 from controller.plan.build import Plan
 
@@ -30,11 +34,15 @@ SAFETY_MARGIN = 1 / 6
 """Fraction of the term: a holder stops trusting its lease this long before the end, so that a started write arrives."""
 RUN_ENDING_REASONS = ("cancelled", "deleted", "stopped")
 """Prefixes of release requests that end the run; after any other request, the new holder continues the run."""
+REQUEST_SECONDS = 3.0
+"""Interval at which a controller looks for a request to release the lease."""
 RENEW_SECONDS = 10.0
-"""Interval of renewal: a holder notices a release request within this time."""
-LOCAL_RENEW_SECONDS = 1.0
 RENEWALS_PER_TERM = 4
-"""Minimum number of renewals per term."""
+"""Minimum number of renewals per term. The shortest term, of 15 s, leaves more than WRITE_SECONDS between them."""
+WRITE_SECONDS = 1.0
+"""Between two writes of one object: https://cloud.google.com/storage/quotas#objects."""
+ASK_AGAIN_SECONDS = 10.0
+"""After which a holder is asked again: somebody else may have overwritten the request."""
 
 
 class LeaseHeldError(SlipwayError):
@@ -50,11 +58,11 @@ class LeaseHeldError(SlipwayError):
 class ReleaseRequestedError(LeaseLostError):
     """The controller was asked to release the lease and did. `ends_run` is true if the request also ends the run."""
 
-    def __init__(self, term: LeaseRecord) -> None:
-        self.ends_run = term.asked.startswith(RUN_ENDING_REASONS)
+    def __init__(self, asked: str) -> None:
+        self.asked, self.ends_run = asked, asked.startswith(RUN_ENDING_REASONS)
         again = "cancelled; run the same command to resume from the last checkpoint"
         what = again if self.ends_run else "this controller released the lease and changes nothing more"
-        super().__init__(f"{term.asked}: {what}")
+        super().__init__(f"{asked}: {what}")
 
 
 class Lease:
@@ -93,6 +101,7 @@ class Lease:
         self._lost_error: LeaseLostError | None = None
         self._problems: list[str] = []
         self._lock = threading.RLock()
+        self._began, self._drives = clock.boot_time(), False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -142,8 +151,19 @@ class Lease:
                 self._acquire()
             elif self._clock.boot_time() >= self._valid_until:
                 self._renew()
+                self._obey_requests()
             assert self._record is not None
             return self._record.token
+
+    def listen(self) -> None:
+        """Obey requests from now on until `release`, before the lease is held as well, those to all included.
+
+        For a controller that drives a run or a sweep, and not for one that ends them.
+        """
+        if self._first is not None:
+            self._first.listen()
+        self._drives = True
+        self._start_watch()
 
     def check(self) -> None:
         """Confirm the lease if this controller holds it, else look whether another one does; acquires nothing.
@@ -173,40 +193,63 @@ class Lease:
         self.await_release(why, tell)
         self.ensure()
 
-    def await_release(self, why: str, tell: Callable[[str], object] = lambda message: None) -> None:
-        """Ask the holder, if there is one, to release the lease; return when it has, or when its term is over."""
-        if asked := self.request_release(why):
-            tell(f"waiting for {asked} to release the lease")
-            while (snapshot := self.current_other()) and snapshot.record.id == asked.id:
-                self._clock.sleep(min(1.0, self._renew_seconds / 2))
+    def await_release(self, why: str, tell: Callable[[str], object] = lambda message: None) -> bool:
+        """Ask the holder, if there is one, to release the lease, and wait until it has, or until its term is over.
+
+        Returns:
+            Whether there was one.
+        """
+        if (asked := self.request_release(why)) is None:
+            return False
+        tell(f"waiting for {asked} to release the lease")
+        again = self._clock.deadline(ASK_AGAIN_SECONDS)
+        while (snapshot := self.current_other()) and snapshot.record.id == asked.id:
+            if again():
+                self.request_release(why)
+                again = self._clock.deadline(ASK_AGAIN_SECONDS)
+            self._clock.sleep(min(1.0, self._renew_seconds / 2))
+        return True
 
     def request_release(self, why: str) -> LeaseRecord | None:
         """Ask the holder to release the lease; return its record, or None if nobody holds it."""
-        while snapshot := self.current_other():
-            try:
-                self._store.write(
-                    replace(snapshot.record, asked=f"{why} by {self.identity.holder}"), snapshot.generation
-                )
-            except ConflictError:
-                continue  # the holder renewed in the meantime
-            return snapshot.record
-        return None
+        if (snapshot := self.current_other()) is None:
+            return None
+        self._request(why, snapshot.record.id)
+        return snapshot.record
+
+    def request_from_all(self, why: str) -> bool:
+        """Ask each controller that has begun, and may not hold the lease yet, to end; return False without a bucket."""
+        if not self._store.has_bucket():
+            return False
+        self._request(why, "")
+        return True
+
+    def _request(self, why: str, holder_id: str) -> None:
+        asked = f"{why} by {self.identity.holder}"
+        self._store.write_request(ReleaseRequest(asked, self.identity.id, holder_id))
 
     def release(self, said: str = "", exit_code: int | None = None) -> None:
         """Release the lease, with a final message if the work has ended. A lease that no longer exists is no error."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        with self._lock, contextlib.suppress(GoogleError, InterruptedSleepError):  # then it expires with its term
-            if self._record is not None and (
-                self._lost_error is None or isinstance(self._lost_error, ReleaseRequestedError)
-            ):
-                last = replace(self._record, released=True, said=said, exit_code=exit_code)
-                self._store.write(last, self._generation)
+        with self._lock:
+            asked = self._lost_error.asked if isinstance(self._lost_error, ReleaseRequestedError) else ""
+            if self._record is not None and (self._lost_error is None or asked):
+                self._write_last(replace(self._record, asked=asked, released=True, said=said, exit_code=exit_code))
         self._record = self._thread = None
         self._stop = threading.Event()
         if self._first is not None:
             self._first.release(said, exit_code)
+
+    def _write_last(self, last: LeaseRecord) -> None:
+        """Write the lease for the last time; if that fails, it expires with its term."""
+        with contextlib.suppress(GoogleError, InterruptedSleepError):
+            try:
+                self._store.write(last, self._generation)
+            except InterruptedSleepError:  # the bucket takes the next write in a second, and our clock waits no more
+                threading.Event().wait(WRITE_SECONDS)
+                self._store.write(last, self._generation)
 
     @contextlib.contextmanager
     def released_on_exit(self) -> Iterator[None]:
@@ -239,9 +282,22 @@ class Lease:
                 self._write(term, generation, began)
             except ConflictError:
                 continue  # another controller was faster, or our own request arrived twice
-            self._thread = threading.Thread(target=self._renew_loop, args=(self._stop,), daemon=True, name="lease")
-            self._thread.start()
+            self._start_watch()
+            self._obey_requests()
             return
+
+    def _start_watch(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True, name="lease")
+                self._thread.start()
+
+    def _obey_requests(self) -> None:
+        """Give up the lease if another controller asks for that. Raises ReleaseRequestedError."""
+        if (found := self._store.read_request()) is not None:
+            request, age = found
+            if request.is_for(self.identity.id, age, self._clock.boot_time() - self._began if self._drives else 0.0):
+                raise self._mark_lost(ReleaseRequestedError(request.asked))
 
     def _renew(self) -> None:
         assert self._record is not None
@@ -266,10 +322,7 @@ class Lease:
             if (snapshot.record.id, snapshot.record.token) != (self._record.id, self._record.token):
                 message = "took over; this controller stopped and changes nothing more"
                 raise self._mark_lost(LeaseLostError(f"{snapshot.record} {message}"))
-            self._generation = snapshot.generation
-            if snapshot.record.asked:
-                raise self._mark_lost(ReleaseRequestedError(snapshot.record))
-            # Our own request arrived, but its response was lost.
+            self._generation = snapshot.generation  # our own request arrived, but its response was lost
 
     def _told_without_bucket(self) -> str:
         """Say what goes on, and is billed, now that nothing in the bucket says so any more."""
@@ -295,14 +348,19 @@ class Lease:
         self._generation = self._store.write(term, generation)
         self._record, self._valid_until = term, began + self._seconds * (1 - SAFETY_MARGIN)
 
-    def _renew_loop(self, stop: threading.Event) -> None:
-        """Renew the lease until it is released or lost; a transient error is retried at the next renewal."""
-        while not stop.wait(self._renew_seconds):
+    def _watch(self, stop: threading.Event) -> None:
+        """Renew the lease and obey requests until it is released or lost; after an error, at the next turn again."""
+        renewed = self._clock.boot_time()
+        while not stop.wait(min(REQUEST_SECONDS, self._renew_seconds)):
             with self._lock:
-                if stop.is_set() or self._record is None:
+                if stop.is_set() or self._lost_error is not None:
                     return
                 try:
-                    self._renew()
+                    now = self._clock.boot_time()
+                    if self._record is not None and now >= renewed + self._renew_seconds:
+                        self._renew()
+                        renewed = now
+                    self._obey_requests()
                 except (LeaseLostError, InterruptedSleepError):
                     return
                 except SlipwayError:
@@ -311,41 +369,24 @@ class Lease:
 
 def pod_lease(plan: Plan, context: Context, driver: str = "laptop", run: Lease | None = None) -> Lease:
     """Return the lease of the plan's pod, not acquired yet; `run` is that of the run, if the holder is to drive it."""
-    return Lease(
-        BucketLeaseStore(context.google, plan.bucket, plan.node.name),
-        context.clock,
-        Identity(driver, plan.run_id, pod=plan.node.name),
-        plan.config.recovery.lease_duration_seconds,
-        RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
-        context.clock.interrupt,
-        first=run,
-    )
+    file = BucketLeaseStore(context.google, plan.bucket, plan.node.name)
+    me = Identity(driver, plan.run_id, pod=plan.node.name)
+    seconds = plan.config.recovery.lease_duration_seconds
+    return Lease(file, context.clock, me, seconds, RENEW_SECONDS, context.clock.interrupt, first=run)
 
 
 def run_lease(plan: Plan, context: Context, driver: str = "laptop") -> Lease:
     """Return the lease of the plan's run, not acquired yet: one controller drives a run, on one pod."""
-    return Lease(
-        BucketLeaseStore(context.google, plan.bucket, plan.run_id, "runs"),
-        context.clock,
-        Identity(driver, plan.run_id, pod=plan.node.name),
-        plan.config.recovery.lease_duration_seconds,
-        RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
-        context.clock.interrupt,
-        what="run",
-    )
+    file = BucketLeaseStore(context.google, plan.bucket, plan.run_id, "runs")
+    me = Identity(driver, plan.run_id, pod=plan.node.name)
+    seconds = plan.config.recovery.lease_duration_seconds
+    return Lease(file, context.clock, me, seconds, RENEW_SECONDS, context.clock.interrupt, what="run")
 
 
 def sweep_lease(context: Context, bucket: str, sweep_id: str, seconds: float) -> Lease:
     """Return the lease of a sweep, not acquired yet; its holder assigns runs to pods. `seconds` is the term."""
-    return Lease(
-        BucketLeaseStore(context.google, bucket, sweep_id, "sweeps"),
-        context.clock,
-        Identity("laptop", sweep_id),
-        seconds,
-        RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
-        lambda: None,
-        what="sweep",
-    )
+    file, me = BucketLeaseStore(context.google, bucket, sweep_id, "sweeps"), Identity("laptop", sweep_id)
+    return Lease(file, context.clock, me, seconds, RENEW_SECONDS, lambda: None, what="sweep")
 
 
 @contextmanager

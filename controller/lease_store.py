@@ -1,7 +1,10 @@
 """Lease of a pod or a run, stored as one object in the bucket: who acts on it, since when, and with which token.
 
-Every write has a generation precondition, so that one of two concurrent writers wins. The age is measured by the
-server's clock: https://cloud.google.com/storage/docs/request-preconditions
+Who asks its holder to release it writes an object of its own beside it. Cloud Storage takes one write of an object a
+second, so in the lease itself a request would compete with the renewals: https://cloud.google.com/storage/quotas#objects
+
+Every write of the lease has a generation precondition, so that one of two concurrent writers wins. The age is measured
+by the server's clock: https://cloud.google.com/storage/docs/request-preconditions
 """
 
 import getpass
@@ -12,7 +15,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -23,14 +26,25 @@ from controller.core.json_documents import Document, has_format
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 
+D = TypeVar("D", bound=Document)
+"""A document of this module."""
 KEY = "lease"
-"""Key of the object's custom metadata that holds the lease, so that one request returns the lease and its age."""
+"""Key of the object's custom metadata that holds the document, so that one request returns it and its age."""
 MAX_TIMESTAMP = 2e11
 """Largest timestamp that a calendar date can express, in seconds since the epoch."""
 
 
+class CheckedDocument(Document):
+    """Document whose values are checked: anyone with write access to the bucket can write anything there."""
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "") -> Self:
+        """Parse what `to_json` wrote. Raises FormatError, KeyError or ValueError if it is something else."""
+        return TypeAdapter(cls).validate_python(vars(super().from_json(body, where)))
+
+
 @dataclass(frozen=True)
-class LeaseRecord(Document):
+class LeaseRecord(CheckedDocument):
     """Content of the lease object.
 
     Attributes:
@@ -41,7 +55,7 @@ class LeaseRecord(Document):
         process: machine boot and process of the holder; empty if unknown.
         since: time of acquisition by the holder's clock, for display.
         seconds: term; the lease expires when it has not been renewed for this long.
-        asked: why another controller asks the holder to release the lease; empty if none does.
+        asked: why another controller asked the holder to release the lease, once it has; empty if none did.
         released: whether the holder released the lease itself.
         said, exit_code: final message and exit code if the holder's work has ended; None if the run continues.
         pod: pod on which the holder drives the run; empty for a sweep.
@@ -73,10 +87,35 @@ class LeaseRecord(Document):
         since = datetime.fromtimestamp(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
         return f"{self.holder} ({self.driver}) for {self.run_id} since {since}"
 
-    @classmethod
-    def from_json(cls, body: Any, where: str = "lease.json") -> Self:
-        """Parse what `to_json` wrote. Raises FormatError, KeyError or ValueError if it is not a lease."""
-        return TypeAdapter(cls).validate_python(vars(super().from_json(body, where)))
+
+@dataclass(frozen=True)
+class ReleaseRequest(CheckedDocument):
+    """Content of the object beside the lease in which a controller asks another one to release it.
+
+    Attributes:
+        asked: why, and who asks.
+        asker_id: unique id of the controller that asks.
+        holder_id: unique id of the one that is asked; empty: each that began before the request was written, though it
+            may not hold the lease yet.
+    """
+
+    KEYS: ClassVar = {"asked": "release_requested"}
+
+    asked: str
+    asker_id: str
+    holder_id: str
+
+    def is_for(self, controller_id: str, age: float, began: float) -> bool:
+        """Return whether it asks this controller.
+
+        Args:
+            controller_id: its unique id.
+            age: seconds since the request was written by the server's clock, rounded down.
+            began: seconds since the controller began.
+        """
+        if self.holder_id:
+            return self.holder_id == controller_id
+        return self.asker_id != controller_id and age + 1 < began
 
 
 @dataclass(frozen=True)
@@ -102,7 +141,10 @@ class DamagedLeaseError(CloudError):
 
 @dataclass(frozen=True)
 class BucketLeaseStore:
-    """Lease store at `pods/NAME/lease.json`, `runs/ID/lease.json` or `sweeps/ID/lease.json` in the bucket."""
+    """Lease store at `pods/NAME/lease.json`, `runs/ID/lease.json` or `sweeps/ID/lease.json` in the bucket.
+
+    The latest request to release the lease is in `release.json` beside it.
+    """
 
     google: GoogleClient
     bucket: str
@@ -113,18 +155,16 @@ class BucketLeaseStore:
     def object_name(self) -> str:
         return f"{self.collection}/{self.owner}/lease.json"
 
+    @property
+    def request_name(self) -> str:
+        return f"{self.collection}/{self.owner}/release.json"
+
     def read(self) -> LeaseSnapshot | None:
-        try:
-            answer, now = self.google.object_metadata(self.bucket, self.object_name)
-        except NotFoundError:
+        if (found := self._read(self.object_name, LeaseRecord)) is None:
             return None
-        where = f"gs://{self.bucket}/{self.object_name}"
-        try:  # anyone with write access to the bucket can write anything there
-            body = json.loads(answer.get("metadata", {}).get(KEY, ""))
-            term = LeaseRecord.from_json(body, where) if has_format(body) else None
-        except (KeyError, ValueError, RecursionError):
-            term = None
+        term, generation, age = found
         if term is None:
+            where = f"gs://{self.bucket}/{self.object_name}"
             pod = (
                 " and then the pod (`slipway down`), whose workers remember the lease"
                 if self.collection == "pods"
@@ -133,17 +173,45 @@ class BucketLeaseStore:
             raise DamagedLeaseError(
                 f"{where} is not a lease written by slipway; once no controller uses it, delete it "
                 f"(`gcloud storage rm {where}`){pod}",
-                int(answer["generation"]),
+                generation,
             )
-        return LeaseSnapshot(
-            term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp()
-        )
+        return LeaseSnapshot(term, generation, age)
 
     def write(self, term: LeaseRecord, generation: int) -> int:
-        text = dumps(term.to_json())
-        answer = self.google.upload(
-            self.bucket, self.object_name, text.encode(), generation=generation, metadata={KEY: text}
-        )  # fmt: skip
+        return self._write(self.object_name, term, generation)
+
+    def read_request(self) -> tuple[ReleaseRequest, float] | None:
+        """Return the latest request to release the lease, and its age in seconds; None also if it is damaged."""
+        found = self._read(self.request_name, ReleaseRequest)
+        return None if found is None or found[0] is None else (found[0], found[2])
+
+    def has_bucket(self) -> bool:
+        where = {"bucket": self.bucket, "prefix": self.request_name}
+        try:
+            self.google.call("storage", "objects.list", **where, maxResults=1)
+        except NotFoundError:
+            return False
+        return True
+
+    def write_request(self, request: ReleaseRequest) -> None:
+        self._write(self.request_name, request, None)
+
+    def _read(self, name: str, kind: type[D]) -> tuple[D | None, int, float] | None:
+        """Return an object's document, None if it is damaged, with its generation and age; None without the object."""
+        try:
+            answer, now = self.google.object_metadata(self.bucket, name)
+        except NotFoundError:
+            return None
+        try:
+            body = json.loads(answer.get("metadata", {}).get(KEY, ""))
+            document = kind.from_json(body) if has_format(body) else None
+        except (KeyError, ValueError, RecursionError):
+            document = None
+        return document, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp()
+
+    def _write(self, name: str, document: Document, generation: int | None) -> int:
+        text = dumps(document.to_json())
+        answer = self.google.upload(self.bucket, name, text.encode(), generation=generation, metadata={KEY: text})
         return int(answer["generation"])
 
 

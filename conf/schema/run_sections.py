@@ -133,7 +133,7 @@ class Recovery(Strict):
         description="Where the controller runs. laptop: this machine. bastion: a small VM that `up` creates."
     )
     lease_duration_seconds: float = Field(
-        ge=2, description="Seconds without a lease renewal before another controller may take over the pod."
+        ge=15, description="Seconds without a lease renewal before another controller may take over the pod."
     )
     max_preemptions: int = Field(ge=0, description="Recoveries per run after the pod or a part of it was lost or hung.")
     max_create_attempts: int = Field(ge=1, description="Creation attempts that may fail for lack of capacity.")

@@ -1,5 +1,6 @@
 """The lease of a pod: of two controllers one acts at a time, whatever the order of their steps and of what is lost."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller import lease as leases
 from controller.core.errors import LeaseLostError
+from controller.core.this_process import Clock, InterruptedSleepError
 from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
-from controller.lease import SAFETY_MARGIN, Lease, LeaseHeldError, ReleaseRequestedError
-from controller.lease_store import Identity, LeaseRecord, LeaseSnapshot
+from controller.lease import ASK_AGAIN_SECONDS, SAFETY_MARGIN, Lease, LeaseHeldError, ReleaseRequestedError
+from controller.lease_store import Identity, LeaseRecord, LeaseSnapshot, ReleaseRequest
 from tests.fakes.clock import ManualClock
 
 TERM = 60.0
@@ -45,6 +48,18 @@ class FakeFile:
         self._updated = 0.0
         self.writes = self.attempts = 0
         self.lose_answer = self.down = False
+        self._request: tuple[ReleaseRequest, float] | None = None
+
+    def read_request(self) -> tuple[ReleaseRequest, float] | None:
+        if self.down:
+            raise GoogleError("get", 503, "UNREACHABLE", "no network")
+        return self._request and (self._request[0], float(int(self.time.elapsed)) - self._request[1])
+
+    def has_bucket(self) -> bool:
+        return True
+
+    def write_request(self, request: ReleaseRequest) -> None:
+        self._request = request, self.time.elapsed
 
     def read(self) -> LeaseSnapshot | None:
         if self.down:
@@ -82,9 +97,9 @@ def lease(
     """Return a lease whose renewals are steps of the test, unless it `renews` in its thread."""
     me = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
     seconds = 0.002 if renews else 3600.0
-    made = Lease(file, clock or file.time, me, TERM, seconds, fenced, what=what, first=first)
+    made = Lease(file, clock or (Clock() if renews else file.time), me, TERM, seconds, fenced, what=what, first=first)
     if not renews:
-        made._renew_loop = lambda stop: None  # type: ignore[method-assign]
+        made._watch = lambda stop: None  # type: ignore[method-assign]
     return made
 
 
@@ -238,6 +253,91 @@ class GoneFile:
 
     def write(self, *_: object) -> int:
         raise NotFoundError("insert", 404, "notFound", "the bucket does not exist")
+
+
+def test_one_that_is_asked_again_has_its_next_term(file: FakeFile) -> None:
+    """A request is to one controller: the next holder, and the same command again, do not find it meant for them."""
+    lease(file, "anna").ensure()
+    lease(file, "ben").request_release("cancelled")
+    file.time.elapsed += TERM
+    again = lease(file, "anna-again", fenced=never)
+    again.listen()
+    assert again.ensure() == 2
+    file.time.elapsed += TERM
+    assert again.ensure() == 2
+
+
+@pytest.mark.parametrize(
+    ("listens", "waited", "asks", "obeys"),
+    [
+        (True, 5.0, "down", True),
+        (True, 0.05, "down", False),  # by the server's clock it may have been asked before this one began
+        (False, 5.0, "down", False),  # a second `down` is not ended by the first
+        (True, 5.0, "anna", False),
+    ],
+)
+def test_all_that_have_begun_are_asked_before_they_hold_the_lease(
+    file: FakeFile, listens: bool, waited: float, asks: str, obeys: bool
+) -> None:
+    file.time.elapsed = 100.4
+    starting = lease(file, "anna")
+    if listens:
+        starting.listen()
+    file.time.elapsed += waited
+    lease(file, asks).request_from_all("deleted")
+    if not obeys:
+        assert starting.ensure() == 1
+        return
+    with pytest.raises(ReleaseRequestedError, match="deleted by down@host") as asked:
+        starting.ensure()
+    assert asked.value.ends_run
+    starting.release("deleted", 0)
+    assert (last_words(file).released, last_words(file).asked) == (True, "deleted by down@host")
+    file.time.elapsed += 0.1
+    afterwards = lease(file, "anna-again", fenced=never)
+    afterwards.listen()
+    file.time.elapsed += TERM
+    assert afterwards.ensure() == 2
+
+
+def test_a_request_that_is_overwritten_is_made_again(time: ManualClock, file: FakeFile) -> None:
+    first, second = lease(file, "anna"), lease(file, "ben")
+    first.ensure()
+
+    def renew() -> None:
+        first._renew()
+        if time.elapsed < 5:
+            file.write_request(ReleaseRequest("taken over by cleo@host", "cleo", "nobody"))
+        else:
+            with contextlib.suppress(ReleaseRequestedError):
+                first._obey_requests()
+                return
+            first.release()
+            time.on_sleep = lambda: None
+
+    time.on_sleep = renew
+    assert second.await_release("cancelled")
+    assert ASK_AGAIN_SECONDS <= time.elapsed < ASK_AGAIN_SECONDS + 3
+    assert not second.await_release("cancelled")
+
+
+def test_the_last_write_waits_for_the_bucket_though_the_clock_does_not(
+    file: FakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked would wait for the whole term: the client cannot wait out a 429 after an interrupt."""
+    monkeypatch.setattr(leases, "WRITE_SECONDS", 0.01)
+    mine = lease(file)
+    mine.ensure()
+    real, refused = file.write, [InterruptedSleepError()]
+
+    def write(term: LeaseRecord, generation: int) -> int:
+        if refused:
+            raise refused.pop()
+        return real(term, generation)
+
+    monkeypatch.setattr(file, "write", write)
+    mine.release("deleted", 0)
+    assert (last_words(file).released, last_words(file).said) == (True, "deleted")
 
 
 def test_one_that_is_asked_and_dead_is_waited_for(time: ManualClock, file: FakeFile) -> None:

@@ -18,7 +18,7 @@ from controller.core.events import Event
 from controller.core.json_documents import FormatError, checked, has_format
 from controller.core.this_process import INTERVAL_SECONDS, FreedMemory
 from controller.gcp.folder_store import ObjectMetadata
-from controller.lease_store import LeaseRecord
+from controller.lease_store import LeaseRecord, ReleaseRequest
 from controller.records import index, recorder
 from controller.records.ledger import AlertRecord, Launch, Ledger, Result
 from controller.records.spending import PodLifetime
@@ -36,6 +36,7 @@ from tests.golden import golden
 RUN = "quickstart-0a1b2c3d"
 DOCUMENTS: dict[str, type[Any]] = {
     "lease": LeaseRecord,
+    "release_request": ReleaseRequest,
     "launch": Launch,
     "result": Result,
     "verdict": Incident,

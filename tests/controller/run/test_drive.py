@@ -214,7 +214,7 @@ def test_a_lease_that_expires_in_the_outage_stops_each_change(run: OpenedRun, mo
     """The real lease in a bucket that is a folder: no change without a renewal, and the same token afterwards."""
     lease = pod_lease(run.plan, run.context)
     now = [run.context.clock.boot_time()]
-    monkeypatch.setattr(lease, "_renew_loop", lambda stop: None)
+    monkeypatch.setattr(lease, "_watch", lambda stop: None)
     monkeypatch.setattr(run.context.clock, "boot_time", lambda: now[0])
     token = lease.ensure()
     with monkeypatch.context() as outage:

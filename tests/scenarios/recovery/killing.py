@@ -114,7 +114,8 @@ def _run(
     _count_request(before, written, signal.SIGSTOP if pause else signal.SIGKILL, Path(home) if goes_on else None)
     boot_time = Clock.boot_time
     Clock.boot_time = lambda self: boot_time(self) + skipped_seconds(home)
-    lease.LOCAL_RENEW_SECONDS = TIMEOUT_SECONDS  # how often the lease is renewed would depend on the machine's speed
+    # how often the lease is renewed, and requests for it are read, would depend on the machine's speed
+    lease.RENEW_SECONDS = lease.REQUEST_SECONDS = TIMEOUT_SECONDS
     emulator.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
     return cli.run(argv)
 

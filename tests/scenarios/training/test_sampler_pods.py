@@ -102,7 +102,7 @@ def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
 
 def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_deletes_them(slipway: SlipwayCli) -> None:
     long = [*TRAINING, "tpu.accelerator_type=v5litepod-1", "loop.sampler.pods=1", "loop.steps=100000"]
-    long += ["loop.eval_interval=100000", "recovery.lease_duration_seconds=3"]
+    long += ["loop.eval_interval=100000", "recovery.lease_duration_seconds=15"]
     exactly = Exactly(**vars(slipway))
     with controllers(exactly, ["up", *long]) as (first,):
         first.hears("sampler pod 1: launched attempt 1")

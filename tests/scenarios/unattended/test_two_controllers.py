@@ -19,7 +19,7 @@ from tests.planes import Plane, pods
 from tests.scenarios.chaos.harness import ChaosHarness
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
-SHORT = "recovery.lease_duration_seconds=8"
+SHORT = "recovery.lease_duration_seconds=15"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 A, B = "tpu.name=pod-a", "tpu.name=pod-b"
 

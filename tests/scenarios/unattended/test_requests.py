@@ -1,0 +1,109 @@
+"""Requests to release a lease, in an emulated cloud with its own limits: an object takes one write a second."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from google.oauth2.credentials import Credentials
+
+from controller import lease as leases
+from controller.core.this_process import Clock
+from controller.gcp.client import GoogleClient
+from controller.lease import Lease, ReleaseRequestedError
+from controller.lease_store import BucketLeaseStore, Identity
+from controller.localcloud import lifecycle
+from tests.controller.localcloud.harness import EmulatedCloud
+from tests.emulators import Emulators
+
+BUCKET = "leases"
+
+
+@pytest.fixture(scope="module")
+def slow_cloud(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[EmulatedCloud]:
+    """A cloud with the delays and limits that it has by itself, and a bucket."""
+    made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
+    assert emulators.start(made.state) == (0, "")
+    made.establish()
+    made.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": BUCKET, "location": "US"})
+    yield made
+    lifecycle.wipe(made.state)
+
+
+def controller(cloud: EmulatedCloud, pod: str, name: str, woken: threading.Event | None = None) -> Lease:
+    """Return the lease of a pod, seen by a controller of that name with a client of its own and the shortest term."""
+    endpoint, clock = cloud.endpoint, Clock()
+    google = GoogleClient(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
+    store = BucketLeaseStore(google, BUCKET, pod)
+    identity = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
+    fenced = woken.set if woken else lambda: None
+    return Lease(store, clock, identity, 15.0, leases.RENEW_SECONDS, fenced)
+
+
+def refusals(cloud: EmulatedCloud, pod: str) -> list[int]:
+    """Return the statuses of the refused writes of a pod's lease and requests."""
+    writes = [r for r in cloud.request_log() if r["mutating"] and f"pods/{pod}/" in r["query"].get("name", "")]
+    return [r["status"] for r in writes if r["status"] >= 400]
+
+
+def test_a_holder_that_writes_as_often_as_it_may_is_reached(
+    slow_cloud: EmulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renewals in the object of the request would starve it: each is refused with 429 or 412."""
+    monkeypatch.setattr(leases, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 1.0)
+    woken = threading.Event()
+    holder = controller(slow_cloud, "busy", "anna", woken)
+    holder.ensure()
+
+    def end_when_asked() -> None:
+        woken.wait(60)
+        with pytest.raises(ReleaseRequestedError), holder.released_on_exit():
+            holder.raise_if_lost()
+
+    ending = threading.Thread(target=end_when_asked)
+    ending.start()
+    began = time.monotonic()
+    for name in ("ben", "cleo"):  # both ask in the same second
+        controller(slow_cloud, "busy", name).request_release("cancelled")
+    taker = controller(slow_cloud, "busy", "dora")
+    taker.take_over("taken over")
+    ending.join()
+    assert time.monotonic() - began < 10
+    assert taker.last_token == 2
+    taker.release()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 2.0, 3.5, 7.0, 11.0])
+def test_a_holder_is_reached_within_ten_seconds_at_any_time(slow_cloud: EmulatedCloud, after: float) -> None:
+    pod, woken = f"pod-{int(after * 10)}", threading.Event()
+    holder = controller(slow_cloud, pod, "anna", woken)
+    holder.ensure()
+    time.sleep(after)
+    began = time.monotonic()
+    controller(slow_cloud, pod, "ben").request_release("deleted")
+    assert woken.wait(10)
+    with pytest.raises(ReleaseRequestedError), holder.released_on_exit():
+        holder.raise_if_lost()
+    assert time.monotonic() - began < 10
+    found = controller(slow_cloud, pod, "ben").read()
+    assert found is not None
+    assert (found.record.released, found.record.asked) == (True, "deleted by ben@host")
+    assert refusals(slow_cloud, pod) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("status", [429, 503])
+def test_refusals_of_single_writes_lose_no_request(slow_cloud: EmulatedCloud, status: int) -> None:
+    pod, woken = f"refused-{status}", threading.Event()
+    holder = controller(slow_cloud, pod, "anna", woken)
+    holder.ensure()
+    fault = {"kind": "http", "status": status, "match": "POST /upload/.*", "times": 1}
+    asker = controller(slow_cloud, pod, "ben")
+    slow_cloud.call_ok("POST", "emulator/faults", {"key": pod, "faults": [fault]})
+    asker.request_release("cancelled")
+    assert woken.wait(10)
+    holder.release("cancelled", 0)
+    assert asker.ensure() == 2
+    asker.release()
