@@ -17,7 +17,7 @@ from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.google_errors import ServiceDisabledError
+from controller.gcp.google_errors import GoogleError, NotFoundError, ServiceDisabledError
 
 Scope = Literal["run", "pod", "shared", "external"]
 ObservedResources = Mapping[str, Any]
@@ -167,6 +167,10 @@ def _short(value: Any) -> str:
 
 LEASED_SCOPES = frozenset({"run", "pod"})
 """Scopes that only the lease holder may change; any controller creates shared ones in the same way."""
+BUSY_SECONDS = 300.0
+"""How long to wait for what another controller or Google is about to do to a resource, or to one that it needs."""
+MAX_WALKS = 4
+"""After as many walks over a plan somebody keeps deleting what the others need."""
 MAX_ACTS = 8
 """A resource that still differs after this many actions does not converge: something else keeps changing it."""
 
@@ -189,6 +193,10 @@ def topological_order(resources: Iterable[Resource]) -> list[Resource]:
     return done
 
 
+class VanishedError(CloudError):
+    """Something that a resource needs was deleted after it had been seen, as by somebody's `slipway down --all`."""
+
+
 def reconcile(resources: Sequence[Resource], context: Context) -> dict[str, Any]:
     """Reconcile every resource and return the final observed state of each, by id.
 
@@ -196,6 +204,18 @@ def reconcile(resources: Sequence[Resource], context: Context) -> dict[str, Any]
         SlipwayError: the first failure, once everything already under way has stopped.
         KeyboardInterrupt: raised again after the threads have stopped at their next wait.
     """
+    for _ in range(MAX_WALKS - 1):
+        try:
+            return _walk(resources, context)
+        except VanishedError as error:
+            context.events.note(resources[0].id, f"{error}; looking at everything again")
+            context.known_accounts.clear()
+            context.clock.sleep(context.poll_seconds)
+    return _walk(resources, context)
+
+
+def _walk(resources: Sequence[Resource], context: Context) -> dict[str, Any]:
+    """Reconcile every resource once. Result and errors as of `reconcile`."""
     waiting = topological_order(resources)
     observed: dict[str, Any] = {}
     running: dict[Future[Any], Resource] = {}
@@ -226,6 +246,7 @@ def reconcile(resources: Sequence[Resource], context: Context) -> dict[str, Any]
 def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> Any:
     began = context.clock.monotonic()
     late, service_late = context.clock.deadline(resource.timeout), context.clock.deadline(PROPAGATION_SECONDS)
+    busy_late = context.clock.deadline(BUSY_SECONDS)
     pending, stuck = None, late
     acts: list[Diff] = []
     announced = False
@@ -271,6 +292,15 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
                     raise
                 acts.pop()
                 context.clock.sleep(context.poll_seconds)
+            except NotFoundError as error:
+                if resource.scope != "shared" or not resource.depends_on:
+                    raise
+                raise VanishedError(f"{resource.title}: {error.message}") from error
+            except GoogleError as error:
+                if not error.is_busy or busy_late():
+                    raise
+                acts.pop()
+                context.clock.sleep(context.poll_seconds)
     except InterruptedSleepError:
         raise
     except Exception as error:
@@ -297,9 +327,23 @@ def destroy(resources: Sequence[Resource], context: Context) -> None:
         began = context.clock.monotonic()
         context.events.emit("step_started", resource.id, "delete", title=resource.title)
         try:
-            resource.destroy(context)
+            _destroy_when_ready(resource, context)
         except Exception as error:
             context.events.emit("step_failed", resource.id, str(error), title=resource.title)
             raise
         seconds = round(context.clock.monotonic() - began, 3)
         context.events.emit("step_done", resource.id, title=resource.title, action="delete", seconds=seconds)
+
+
+def _destroy_when_ready(resource: Resource, context: Context) -> None:
+    """Delete a resource once nothing else is under way on it."""
+    late = context.clock.deadline(BUSY_SECONDS)
+    while True:
+        try:
+            return resource.destroy(context)
+        except NotFoundError:
+            return None  # somebody else has deleted it since it was seen
+        except GoogleError as error:
+            if not error.is_busy or late():
+                raise
+        context.clock.sleep(context.poll_seconds)

@@ -18,6 +18,12 @@ PERMANENT_ERROR = re.compile(
 """Messages of a 429, or of a 503 of Compute Engine, that no retry will change. The caller decides what to do."""
 
 
+BUSY = re.compile(r"resource_?not_?ready|is not ready|RESOURCE_OPERATION_RATE_EXCEEDED", re.IGNORECASE)
+"""In a refusal while another operation on a resource is under way. A canonical status may hide Compute's own code."""
+IN_USE = re.compile(r"resource_?in_?use|is already being used by", re.IGNORECASE)
+"""In a refusal to delete what something else needs."""
+
+
 class GoogleError(CloudError):
     """An HTTP error (400 or above). `reason` is Google's machine-readable code, e.g. RESOURCE_EXHAUSTED."""
 
@@ -31,6 +37,16 @@ class GoogleError(CloudError):
         return self.status in RETRIED_STATUSES and not (
             self.status in (429, 503) and PERMANENT_ERROR.search(self.message)
         )
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a resource is half made, half changed or half deleted, by whomever; that takes minutes."""
+        return BUSY.search(str(self)) is not None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether something else needs what was to be deleted, or did until a moment ago."""
+        return IN_USE.search(str(self)) is not None
 
 
 class NotFoundError(GoogleError):

@@ -90,7 +90,7 @@ class Bastion(Resource):
             except NotFoundError:
                 return
             except GoogleError as error:
-                if error.reason not in ("resourceNotReady", "RESOURCE_NOT_READY"):
+                if not error.is_busy:
                     raise
                 context.clock.sleep(context.poll_seconds)
 

@@ -15,6 +15,8 @@ from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleEr
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 
 DAY_SECONDS = 24 * 3600
+WRITTEN_SECONDS = 60.0
+"""How long the bucket is emptied again while others still write there."""
 REQUIRED_PERMISSIONS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))
 USD_PER_GB_MONTH = 0.02
 """List price of standard storage in most regions, 2026: https://cloud.google.com/storage/pricing"""
@@ -102,10 +104,19 @@ class Bucket(Resource):
         }
 
     def destroy(self, context: Context) -> None:
-        """Delete every object, then the bucket."""
-        current = self.observe(context, {})
-        if isinstance(current, Absent) or not current.is_managed:
-            return
+        """Delete every object, then the bucket; again if somebody else has written there or deletes it as well."""
+        late = context.clock.deadline(WRITTEN_SECONDS)
+        while not isinstance(current := self.observe(context, {}), Absent) and current.is_managed:
+            try:
+                self._delete_all(context)
+            except NotFoundError:
+                return
+            except ConflictError:  # it is not empty
+                if late():
+                    raise
+                context.clock.sleep(context.poll_seconds)
+
+    def _delete_all(self, context: Context) -> None:
         listed = context.google.list_all("storage", "objects.list", "items", bucket=self.name, versions=True)
         with ThreadPoolExecutor(max_workers=16) as pool:
             list(pool.map(lambda item: self._delete(context, item), listed))

@@ -5,7 +5,6 @@ allows one NAT for all subnets of a network in a region, so an existing NAT is u
 that is not ours is never patched.
 """
 
-import re
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -18,7 +17,6 @@ from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scop
 
 IN_USE_SECONDS = 300.0
 """How long Google may count a resource as in use after its last user was deleted."""
-IN_USE = re.compile("resource_?in_?use|is already being used by", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +117,7 @@ class ComputeResource(ComputePart):
             except NotFoundError:
                 return  # already deleted
             except GoogleError as error:
-                if late() or not IN_USE.search(str(error)):
+                if late() or not (error.is_in_use or error.is_busy):
                     raise
             context.clock.sleep(context.poll_seconds)
 

@@ -10,8 +10,10 @@ from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.events import Event
 from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.google_errors import ServiceDisabledError
+from controller.gcp.google_errors import GoogleError, NotFoundError, ServiceDisabledError
 from controller.reconcile import (
+    BUSY_SECONDS,
+    MAX_WALKS,
     Absent,
     Change,
     Diff,
@@ -119,6 +121,77 @@ def test_pending_is_waited_for_never_acted_on_and_for_ever_an_error(context: Con
     with pytest.raises(CloudError, match="still not ready after 600 s: creating"):
         reconcile([replace(thing, script=[creating] * 10_000)], context)
     assert log == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Thing):
+    """A thing that all share; `refusals` are raised by its requests that change it, one after the other."""
+
+    scope: ClassVar[Scope] = "shared"
+    refusals: list[GoogleError] = field(default_factory=list, compare=False)
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        super().apply(context, observed, diff)
+
+    def destroy(self, context: Context) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        super().destroy(context)
+
+
+NOT_READY = GoogleError("compute routers.insert", 400, "resourceNotReady", "The resource 'n' is not ready")
+HIDDEN = GoogleError("compute operation", 0, "RESOURCE_NOT_READY", "")
+TOO_OFTEN = GoogleError("compute routers.patch", 403, "RESOURCE_OPERATION_RATE_EXCEEDED", "")
+INVALID = GoogleError("compute routers.insert", 400, "INVALID_ARGUMENT", "Invalid value for field 'resource.name'")
+GONE = NotFoundError("compute routers.insert", 404, "notFound", "The resource 'n' was not found")
+
+
+@pytest.mark.parametrize("busy", [NOT_READY, HIDDEN, TOO_OFTEN])
+def test_what_another_controller_is_about_to_do_is_waited_for(context: Context, busy: GoogleError) -> None:
+    store, log = dict[str, Any](), list[str]()
+    thing = Shared(name="a", store=store, log=log, refusals=[busy] * 20)
+    reconcile([thing], context)
+    assert (log, context.clock.now()) == (["create a"], 20.0)
+    thing.refusals.extend([busy] * 20)
+    destroy([thing], context)
+    assert (log[1:], context.clock.now()) == (["destroy a"], 40.0)
+
+
+@pytest.mark.parametrize(("refusal", "seconds"), [(NOT_READY, BUSY_SECONDS), (INVALID, 0.0)])
+def test_a_refusal_that_lasts_is_an_error(context: Context, refusal: GoogleError, seconds: float) -> None:
+    for act in (reconcile, destroy):
+        began = context.clock.now()
+        with pytest.raises(GoogleError, match=str(refusal.message)):
+            act([Shared(name="a", store={}, refusals=[refusal] * 10_000)], context)
+        assert context.clock.now() - began == seconds
+
+
+def test_what_somebody_deletes_meanwhile_is_made_again_with_all_that_it_needs(context: Context) -> None:
+    """`down --all` of somebody else deletes a network that this controller has seen; and never ends doing so."""
+    store, log = dict[str, Any](), list[str]()
+    network = Shared(name="network", store=store, log=log)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Router(Shared):
+        times: list[int]
+
+        def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+            if self.times:
+                self.times.pop()
+                store.clear()
+                raise GONE
+            super().apply(context, observed, diff)
+
+    router = Router(name="router", depends_on=(network.id,), store=store, log=log, times=[1, 2])
+    reconcile([network, router], context)
+    assert log == ["create network"] * 3 + ["create router"]
+    store.clear()
+    with pytest.raises(CloudError, match=r"^thing router: The resource 'n' was not found$"):
+        reconcile([network, replace(router, times=[1] * 100)], context)
+    assert log[4:] == ["create network"] * MAX_WALKS
+    destroy([Shared(name="router", store=store, refusals=[GONE])], context)
 
 
 def test_a_fixed_field_means_replace_and_others_update(context: Context) -> None:

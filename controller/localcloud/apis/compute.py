@@ -37,6 +37,8 @@ from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import PROJECT_METADATA_KIND, Instances
 
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
+_ONE_AT_A_TIME = frozenset({"networks", "subnetworks", "routers", "firewalls"})
+"""Collections whose resources are not changed while another operation on them is under way."""
 _TRANSITIONAL_STATUS = {"insert": "PROVISIONING", "delete": "STOPPING"}
 _WAIT_SECONDS = 120.0  # as documented for operations.wait
 
@@ -160,6 +162,8 @@ class Compute(Service):
 
     def _update(self, collection: Collection, call: ApiCall) -> Document:
         path, resource = self.find(collection, call)
+        if collection.plural in _ONE_AT_A_TIME:
+            self._check_ready(path)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
         if call.method.http == "PUT":
             kept = {key: value for key, value in resource.items() if key in _OUTPUT_ONLY}

@@ -5,7 +5,6 @@ resources of their own, which bill nothing. They are named by their content, so 
 policy is made first and deleted last: as long as it exists, a pod is GONE, and not absent.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +25,6 @@ from controller.resources.pod.instance_states import Group, metadata_of, no_grou
 from controller.resources.pod.provisioner import DELETE_SECONDS, IsAnswered, Place, SliceSpec, SliceStatus
 
 API = "compute"
-BUSY = re.compile(r"resource_?not_?ready|is not ready|RESOURCE_OPERATION_RATE_EXCEEDED", re.IGNORECASE)
-"""In a refusal while another operation on the resource is under way. A canonical status may hide Compute's own code."""
-IN_USE = re.compile(r"resource_?in_?use|is already being used by", re.IGNORECASE)
-"""In a refusal to delete what something else needs."""
 
 
 def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
@@ -54,7 +49,7 @@ def delete_when_ready(context: Context, delete: Callable[[], None]) -> None:
         except NotFoundError:
             return
         except GoogleError as error:
-            if late() or not BUSY.search(str(error)):
+            if late() or not error.is_busy:
                 raise
             context.clock.sleep(context.poll_seconds)
         else:
@@ -144,7 +139,7 @@ def delete_part(context: Context, collection: str, name: str, region: str) -> No
     try:
         delete_when_ready(context, lambda: change(context, f"{collection}.delete", **parameters))
     except GoogleError as error:
-        if not IN_USE.search(str(error)):
+        if not error.is_in_use:
             raise
 
 

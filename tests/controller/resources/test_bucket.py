@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError
+from controller.gcp.google_errors import ConflictError
 from controller.plan.build import preview_resources
 from controller.reconcile import NotEnabled, destroy, reconcile
+from controller.resources import bucket
 from controller.resources.services import BillingBudget
 from tests.controller.localcloud.harness import PROJECT, REGION
 from tests.controller.resources.conftest import EmulatedProject
@@ -39,6 +41,30 @@ def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: Emul
         project.context.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
     destroy(project.shared_resources(), project.context)  # with all generations
     assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 404
+
+
+def test_a_bucket_that_others_still_write_to_is_emptied_again(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google deletes no bucket with an object in it; and somebody else may delete it first."""
+    project.create_shared()
+    google, name = project.context.google, f"{project.tag}-bucket"
+    real, late = google.call, ["a", "b", "c"]
+
+    def call(api: str, method: str, **parameters: Any) -> Any:
+        if method == "buckets.delete" and late:
+            google.upload(name, late.pop(), b"a controller's last words")
+        return real(api, method, **parameters)
+
+    monkeypatch.setattr(google, "call", call)
+    destroy(project.shared_resources(), project.context)
+    assert (late, project.cloud.call("GET", f"storage/v1/b/{name}")[0]) == ([], 404)
+
+    project.create_shared()
+    monkeypatch.setattr(bucket, "WRITTEN_SECONDS", 0.0)
+    late.append("d")
+    with pytest.raises(ConflictError, match="not empty"):
+        destroy(project.shared_resources(), project.context)
 
 
 def test_soft_delete_and_a_location_for_several_regions_are_choices(project: EmulatedProject) -> None:

@@ -118,11 +118,13 @@ def test_wrong_requests_are_refused(
     cloud.refused("POST", f"{COMPUTE}/{path}", body, status, words)
 
 
-def test_a_resource_being_made_cannot_be_used_yet(cloud: EmulatedCloud) -> None:
+def test_a_resource_being_made_cannot_be_used_changed_or_deleted_yet(cloud: EmulatedCloud) -> None:
     with cloud.settings(operation_seconds=30):
         cloud.call_ok("POST", f"{GLOBAL}/networks", {"name": "slow", "autoCreateSubnetworks": False})
         body = {"name": "r", "network": f"{PROJECT}/global/networks/slow"}
         cloud.refused("POST", f"{REGIONAL}/routers", body, 400, "resourceNotReady")
+        cloud.refused("PATCH", f"{GLOBAL}/networks/slow", {"mtu": 1500}, 400, "resourceNotReady")
+        cloud.refused("DELETE", f"{GLOBAL}/networks/slow", None, 400, "resourceNotReady")
 
 
 def test_lists_are_filtered_and_paged(cloud: EmulatedCloud) -> None:
