@@ -10,7 +10,7 @@ import pytest
 from controller.core.errors import CloudError
 from controller.gcp.google_errors import NotFoundError
 from controller.lease import ReleaseRequestedError, lease_guard
-from controller.lease_store import KEY, BucketLeaseStore, Identity, LeaseSnapshot
+from controller.lease_store import KEY, BucketLeaseStore, Identity, LeaseSnapshot, ReleaseRequest
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.test_lease import FakeFile, file, last_words, lease, time
 
@@ -24,7 +24,8 @@ class Bucket:
         self.metadata_of_it, self.is_there = metadata, is_there
 
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
-        assert (bucket, name) in (("b", "pods/pod/lease.json"), ("b", "sweeps/pod/lease.json"))
+        assert bucket == "b"
+        assert name in ("pods/pod/lease.json", "sweeps/pod/lease.json", "pods/pod/release.json")
         if not self.is_there:
             raise NotFoundError("objects.get", 404, "notFound", "no such object")
         kept = {} if self.metadata_of_it is None else {"metadata": self.metadata_of_it}
@@ -75,6 +76,26 @@ def test_an_object_of_somebody_else_is_the_same_error() -> None:
             with pytest.raises(CloudError, match=words) as error:
                 read(Bucket(metadata), among)
             assert ("slipway down" in str(error.value)) is is_said
+
+
+REQUEST = ReleaseRequest("cancelled by ben@lab", "ben-1", "anna-1").to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        (json.dumps(REQUEST | {"later": [1]}), True),
+        *((text, False) for text in BROKEN),
+        *((json.dumps(REQUEST | {key: value}), False) for key in ("asker_id", "holder_id") for value in (None, 7, [])),
+        (json.dumps(REQUEST | {"release_requested": {"by": "ben"}}), False),
+        (json.dumps(REQUEST | {"format": 2}), False),
+    ],
+    ids=lambda value: ascii(value)[-40:],
+)
+def test_a_request_is_read_with_its_age_and_what_is_none_asks_nobody(text: str, is_read: bool) -> None:
+    """Whoever asked asks again."""
+    found = BucketLeaseStore(cast(Any, Bucket({KEY: text})), "b", "pod").read_request()
+    assert found == ((ReleaseRequest("cancelled by ben@lab", "ben-1", "anna-1"), 5.0) if is_read else None)
 
 
 __all__ = ["file", "time"]

@@ -2,7 +2,9 @@
 
 import threading
 import time
+import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 from google.oauth2.credentials import Credentials
@@ -30,30 +32,44 @@ def slow_cloud(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -
     lifecycle.wipe(made.state)
 
 
-def controller(cloud: EmulatedCloud, pod: str, name: str, woken: threading.Event | None = None) -> Lease:
-    """Return the lease of a pod, seen by a controller of that name with a client of its own and the shortest term."""
-    endpoint, clock = cloud.endpoint, Clock()
-    google = GoogleClient(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
-    store = BucketLeaseStore(google, BUCKET, pod)
-    identity = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
-    fenced = woken.set if woken else lambda: None
-    return Lease(store, clock, identity, 15.0, leases.RENEW_SECONDS, fenced)
+@dataclass
+class Controllers:
+    """Controllers that want the lease of one pod, each with a client of its own; the term is the shortest."""
+
+    cloud: EmulatedCloud
+    pod: str
+    clients: list[GoogleClient] = field(default_factory=list)
+
+    def __call__(self, name: str, woken: threading.Event | None = None) -> Lease:
+        endpoint, clock = self.cloud.endpoint, Clock()
+        self.clients.append(GoogleClient(Credentials(token=endpoint["token"]), clock, endpoint["roots"]))
+        store = BucketLeaseStore(self.clients[-1], BUCKET, self.pod)
+        identity = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
+        return Lease(store, clock, identity, 15.0, leases.RENEW_SECONDS, woken.set if woken else lambda: None)
+
+    def refusals(self) -> list[int]:
+        """Return the statuses of the refused writes of the lease and of the requests for it."""
+        log = self.cloud.request_log()
+        writes = [r for r in log if r["mutating"] and f"pods/{self.pod}/" in r["query"].get("name", "")]
+        return [r["status"] for r in writes if r["status"] >= 400]
 
 
-def refusals(cloud: EmulatedCloud, pod: str) -> list[int]:
-    """Return the statuses of the refused writes of a pod's lease and requests."""
-    writes = [r for r in cloud.request_log() if r["mutating"] and f"pods/{pod}/" in r["query"].get("name", "")]
-    return [r["status"] for r in writes if r["status"] >= 400]
+@pytest.fixture
+def controller(slow_cloud: EmulatedCloud, request: pytest.FixtureRequest) -> Iterator[Controllers]:
+    made = Controllers(slow_cloud, f"pod-{zlib.crc32(request.node.name.encode())}")
+    yield made
+    for client in made.clients:
+        client.close()
 
 
 def test_a_holder_that_writes_as_often_as_it_may_is_reached(
-    slow_cloud: EmulatedCloud, monkeypatch: pytest.MonkeyPatch
+    controller: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Renewals in the object of the request would starve it: each is refused with 429 or 412."""
     monkeypatch.setattr(leases, "REQUEST_SECONDS", 0.1)
     monkeypatch.setattr(leases, "RENEW_SECONDS", 1.0)
     woken = threading.Event()
-    holder = controller(slow_cloud, "busy", "anna", woken)
+    holder = controller("anna", woken)
     holder.ensure()
 
     def end_when_asked() -> None:
@@ -64,9 +80,8 @@ def test_a_holder_that_writes_as_often_as_it_may_is_reached(
     ending = threading.Thread(target=end_when_asked)
     ending.start()
     began = time.monotonic()
-    for name in ("ben", "cleo"):  # both ask in the same second
-        controller(slow_cloud, "busy", name).request_release("cancelled")
-    taker = controller(slow_cloud, "busy", "dora")
+    controller("ben").request_release("cancelled")  # in the same second as the next one
+    taker = controller("cleo")
     taker.take_over("taken over")
     ending.join()
     assert time.monotonic() - began < 10
@@ -76,32 +91,33 @@ def test_a_holder_that_writes_as_often_as_it_may_is_reached(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 2.0, 3.5, 7.0, 11.0])
-def test_a_holder_is_reached_within_ten_seconds_at_any_time(slow_cloud: EmulatedCloud, after: float) -> None:
-    pod, woken = f"pod-{int(after * 10)}", threading.Event()
-    holder = controller(slow_cloud, pod, "anna", woken)
+def test_a_holder_is_reached_within_ten_seconds_at_any_time(controller: Controllers, after: float) -> None:
+    woken = threading.Event()
+    holder = controller("anna", woken)
     holder.ensure()
     time.sleep(after)
     began = time.monotonic()
-    controller(slow_cloud, pod, "ben").request_release("deleted")
+    asker = controller("ben")
+    asker.request_release("deleted")
     assert woken.wait(10)
     with pytest.raises(ReleaseRequestedError), holder.released_on_exit():
         holder.raise_if_lost()
     assert time.monotonic() - began < 10
-    found = controller(slow_cloud, pod, "ben").read()
+    found = asker.read()
     assert found is not None
     assert (found.record.released, found.record.asked) == (True, "deleted by ben@host")
-    assert refusals(slow_cloud, pod) == []
+    assert controller.refusals() == []
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("status", [429, 503])
-def test_refusals_of_single_writes_lose_no_request(slow_cloud: EmulatedCloud, status: int) -> None:
-    pod, woken = f"refused-{status}", threading.Event()
-    holder = controller(slow_cloud, pod, "anna", woken)
+def test_refusals_of_single_writes_lose_no_request(controller: Controllers, status: int) -> None:
+    woken = threading.Event()
+    holder = controller("anna", woken)
     holder.ensure()
     fault = {"kind": "http", "status": status, "match": "POST /upload/.*", "times": 1}
-    asker = controller(slow_cloud, pod, "ben")
-    slow_cloud.call_ok("POST", "emulator/faults", {"key": pod, "faults": [fault]})
+    asker = controller("ben")
+    controller.cloud.call_ok("POST", "emulator/faults", {"key": controller.pod, "faults": [fault]})
     asker.request_release("cancelled")
     assert woken.wait(10)
     holder.release("cancelled", 0)
