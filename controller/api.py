@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from conf.schema.config import Config
 from conf.strict_json import restored
-from controller.core.errors import ConfigError, SlipwayError
+from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.records import index
 from controller.records.recorder import run_folder
 from controller.records.table import filter_rows
@@ -164,16 +164,15 @@ def cancel(*overrides: str, run: str | None = None) -> bool:
 
     Raises:
         ConfigError: no run is meant, or the config is invalid.
+        CloudError: a controller goes on with the run, for it could not be told.
     """
-    from controller.run.launch import running_runs, stop
+    from controller.run.cancel import cancel_run
 
     with _session(overrides, run) as session:
-        fleet = session.fleet()
-        if fleet is None or session.plan.run_id not in running_runs(fleet):
-            return False
-        session.ledger.record_cancellation()
-        stop(fleet, session.plan.run_id)
-        return True
+        ended = cancel_run(session, lambda message: None)
+    if ended.problems:
+        raise CloudError(ended.problems[0])
+    return ended.cancelled
 
 
 def sweep(*overrides: str, yes: bool = False) -> list[Row]:

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter
 from conf.strict_json import dumps
 from controller.agent.worker_processes import boot_id, start_time
 from controller.core.errors import CloudError
-from controller.core.json_documents import Document, has_format
+from controller.core.json_documents import Document, FormatError, has_format
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 
@@ -181,8 +181,11 @@ class BucketLeaseStore:
         return self._write(self.object_name, term, generation)
 
     def read_request(self) -> tuple[ReleaseRequest, float] | None:
-        """Return the latest request to release the lease, and its age in seconds; None also if it is damaged."""
-        found = self._read(self.request_name, ReleaseRequest)
+        """Return the latest request to release the lease, and its age in seconds; None also if it cannot be read."""
+        try:
+            found = self._read(self.request_name, ReleaseRequest)
+        except FormatError:  # of a later Slipway
+            return None
         return None if found is None or found[0] is None else (found[0], found[2])
 
     def has_bucket(self) -> bool:
@@ -204,7 +207,7 @@ class BucketLeaseStore:
             return None
         try:
             body = json.loads(answer.get("metadata", {}).get(KEY, ""))
-            document = kind.from_json(body) if has_format(body) else None
+            document = kind.from_json(body, f"gs://{self.bucket}/{name}") if has_format(body) else None
         except (KeyError, ValueError, RecursionError):
             document = None
         return document, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp()

@@ -27,6 +27,8 @@ from controller.resources.pod.node import Node
 from controller.resources.pod.planes import plane_of, project_slices
 from controller.resources.pod.provisioner import SliceStatus
 from controller.resources.pod.slice_requests import hidden_place
+from controller.resources.vpc import ComputeResource
+from controller.run.driven_here import end_starting, is_driven_here, run_lock
 from controller.run.session import Session
 from controller.sampler_release import end_pods
 from controller.ssh.fleet import failures
@@ -69,8 +71,20 @@ class Teardown:
             lease.raise_if_lost()  # the controller that fences us wakes us up
             raise
 
+    def left(self) -> list[Resource]:
+        """Look once more: return what was deleted and is there, since another controller has made it meanwhile."""
+        lasting = [one for one in self.present if one.scope == "pod" or isinstance(one, Bucket | ComputeResource)]
+        try:
+            rows = _observe_each(self.session, lasting)
+        except CloudError:
+            return []  # each was seen to be gone when it was deleted
+        return [row.resource for row in rows if _is_there(row) and not isinstance(row.observed, Pending)]
+
     def _delete(self, lease: Lease) -> None:
         context, node = self.session.context, self.session.plan.node
+        run_id = self.session.plan.run_id
+        if end_starting(context, lease, run_lock(context, run_id), run_id, "deleted"):
+            self.running.add(run_id)
         problem = self._take_pod(lease) if self._is_used(lease) else ""
         # before their pods are deleted, or the controller of the samplers would take that for a preemption
         apart = replace(context, clock=Clock())  # the loss of a lease of theirs is not to interrupt the rest
@@ -267,13 +281,15 @@ def _refuse_if_used(session: Session, present: list[Resource]) -> None:
 
 
 def _driven_run(session: Session, notes: list[str]) -> tuple[set[str], bool]:
-    """Return the run that has another controller, even without a pod yet, and whether the lease could be read."""
+    """Return the run that has another controller, even without a lease yet, and whether the lease could be read."""
+    run_id = session.plan.run_id
+    starting = {run_id} if is_driven_here(run_lock(session.context, run_id)) else set[str]()
     try:
         driver = pod_lease(session.plan, session.context).current_other()
     except GoogleError as error:
         notes.append(f"cannot see whether another controller is at work: {error}")
-        return set(), False
-    return (set() if driver is None else {driver.record.run_id}), True
+        return starting, False
+    return (starting if driver is None else {driver.record.run_id}), True
 
 
 def _runs_on_workers(session: Session, notes: list[str]) -> tuple[set[str], bool]:

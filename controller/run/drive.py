@@ -28,6 +28,7 @@ from controller.records.unfinished import ResultNotRecordedError, record_kept_re
 from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.responses import VerdictKind
 from controller.run.attempt import AttemptRunner
+from controller.run.driven_here import driven_here, run_lock
 from controller.run.ending import Ending
 from controller.run.launch import PodQueue
 from controller.run.notifications import Notifications
@@ -90,7 +91,7 @@ def drive(
         recorder.finish_after_crash(result, driver.spending)
         screen.show_result(result, again=not deleted)
         return result
-    with recorder.recording():
+    with recorder.recording(), driven_here(run_lock(context, plan.run_id)):
         if emulator is not None:
             emulator.inject_faults(plan.run_id, plan.config.cloud)
         for line in retry_deletions(context):
@@ -152,6 +153,7 @@ class RunDriver:
         """
         try:
             with lease_guard(self.lease, self.plan, self.context):
+                self.lease.listen()
                 self.context.before_pod_write = self.context.google.before_pod_write = self._ensure_unfinished
                 self.context.on_surplus = self.spending.add_surplus
                 try:

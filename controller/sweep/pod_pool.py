@@ -27,6 +27,7 @@ from controller.reconcile import reconcile
 from controller.records.ledger import Ledger, Result
 from controller.resources.pod.node import Node
 from controller.run.drive import drive
+from controller.run.driven_here import driven_here, end_starting, is_driven_here
 from controller.run.launch import stop
 from controller.run.options import RunOptions
 from controller.sweep.board import Board, BoardRow, BoardScreen, format_counts, live_board
@@ -35,7 +36,7 @@ from controller.sweep.sweep_session import (
     SweepSession,
     delete_if_unused,
     force_delete,
-    managed_node,
+    managed_nodes,
     open_sweep,
     record_assignment,
     running_runs,
@@ -276,14 +277,15 @@ def drive_session(session: SweepSession, options: RunOptions, builder: JobBuilde
     if not options.json:
         print_wrapped(session.summary_lines(), indent=9)
     confirm_cost(session, options)
-    if session.remaining:  # create shared resources once, the lease's bucket included
-        first = builder.build_plan(with_pod_number(base, 1))
-        with options.showing("creating what the pods share"):
-            reconcile(first.before_pod, session.context)
-    elif not session.last_run_by_pod:
+    if not session.remaining and not session.last_run_by_pod:
         return  # none of its pods is left either
     try:
-        with lease.released_on_exit():
+        with driven_here(session.lock_file), lease.released_on_exit():
+            lease.listen()
+            if session.remaining:  # create shared resources once, the lease's bucket included
+                first = builder.build_plan(with_pod_number(base, 1))
+                with options.showing("creating what the pods share"):
+                    reconcile(first.before_pod, session.context)
             lease.take_over("taken over", _print_error)
             _run_pool(session.refreshed(), builder, lease, options)
     except LeaseHeldError as held:
@@ -358,19 +360,21 @@ def delete_pods(options: RunOptions) -> list[str]:
     with open_sweep(options) as session:
         with options.showing("looking for the pods of the sweep"):
             plans, context = session.pod_plans(), session.context
-            nodes = {plan.node.name: node for plan in plans if (node := managed_node(plan, context)) is not None}
+            nodes = managed_nodes(plans, context)
             lease = session.lease()
             other = lease.current_other()
             running = sorted(set().union(*(running_runs(node, context) for node in nodes.values())))
-        if running or other is not None:
-            ended = ", ".join(running) or f"controller {other.record if other else 'unknown'}"
+        if running or other is not None or is_driven_here(session.lock_file):
+            ended = ", ".join(running) or f"controller {other.record if other else 'of this machine'}"
             if not confirm("Continue?", yes=options.yes, details=[f"This ends {ended}"]):
                 reasons = [f"{', '.join(running)} is running on the pods"] if running else []
                 reasons += [f"{other.record} controls the sweep"] if other is not None else []
                 raise ConfigError(f"nothing was deleted; {'; '.join(reasons)}; pass --yes to skip the prompt")
         with lease.released_on_exit(), options.showing(f"deleting {plural(len(nodes), 'pod')}"):
-            if nodes or other is not None:
+            end_starting(context, lease, session.lock_file, session.definition.id, "deleted")
+            if nodes or lease.current_other() is not None:
                 lease.take_over("deleted", _print_error)
+                nodes = managed_nodes(plans, context)  # the other controller may have made more until it let go
             for plan in plans:
                 if (node := nodes.get(plan.node.name)) is not None:
                     force_delete(plan, context, node)

@@ -1,6 +1,6 @@
 """Session of a sweep: its runs, their state so far, and what is left to do; its pods and their deletion."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +58,11 @@ def managed_node(plan: Plan, context: Context) -> Node | None:
     """Return the pod if it exists and Slipway created it."""
     current = plan.observe_pod(context)
     return current if isinstance(current, Node) and current.is_managed and not plan.node.adopt else None
+
+
+def managed_nodes(plans: Iterable[Plan], context: Context) -> dict[str, Node]:
+    """Return the pods that exist and that Slipway created, by name."""
+    return {plan.node.name: node for plan in plans if (node := managed_node(plan, context)) is not None}
 
 
 def running_runs(node: Node, context: Context) -> set[str]:
@@ -133,6 +138,11 @@ class SweepSession:
     @property
     def board_file(self) -> Path:
         return self.context.state_dir / "sweeps" / f"{self.definition.id}.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """File that tells whether a controller on this machine drives the sweep."""
+        return self.board_file.with_suffix(".lock")
 
     @property
     def remaining(self) -> int:

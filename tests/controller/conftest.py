@@ -68,6 +68,14 @@ class SlipwayCli:
         return [f"{r['method']} {r['path']}" for r in self.cloud().requests() if r["mutating"]]
 
 
+class LateCloud(SlipwayCli):
+    """The command line with an emulated cloud that has its own delays and limits: changes take effect late."""
+
+    @property
+    def base_overrides(self) -> list[str]:
+        return [*super().base_overrides, "cloud.operation_seconds=0.5"]
+
+
 @pytest.fixture
 def slipway(
     tmp_path: Path,

@@ -16,7 +16,8 @@ from controller.records.spending import close_billing
 from controller.resources.bucket import Bucket
 from controller.resources.pod.node import Node
 from controller.resources.services import Services
-from controller.run.launch import running_runs, stop
+from controller.run.cancel import cancel_run
+from controller.run.launch import running_runs
 from controller.run.session import Session, open_session
 from controller.sampler_release import end_pods
 
@@ -28,6 +29,10 @@ OWN_STEPS = (
     "with the run's overrides does"
 )
 MAY_RUN = "neither the pod's lease nor its workers can be read, so a run may be on it"
+IS_BACK = (
+    "{} is there again: another controller has made it since it was deleted. `slipway status --all` shows what runs; "
+    "the same command deletes it"
+)
 HIDDEN = (
     "you may not look for {places}: if a pod or queued resource {name} is there, it is still billed. Ask a project "
     "admin for the permission (`slipway plan --permissions`), or to look with `slipway orphans`"
@@ -37,54 +42,26 @@ HIDDEN = (
 def run_cancel(command: Command) -> int:
     """`slipway cancel`: end the run on every worker. The pod and the run's saved results stay; pods of samplers do not.
 
-    The run's controller learns of it through the bucket: from the record of the cancelled attempt, or, if nothing has
-    started yet, from a request for the lease. A program that it starts until it has read that is ended too.
+    It says what it has found at the end: the run may have finished in the meantime.
     """
-    problems: list[str] = []
     ending = command.options.showing("ending the run on every worker")
     with open_session(command.options, ends=True) as session, ending as doing:
-        cancelled, running = _end_on_workers(session, problems)
-        run_id = session.plan.run_id
-        if not cancelled:
-            lease = pod_lease(session.plan, session.context)
-            try:
-                other = lease.current_other()
-                if other is not None and other.record.run_id == run_id:
-                    lease.await_release("cancelled", doing)
-                    cancelled = True
-            except GoogleError as error:
-                problems.append(str(error))
-            if cancelled:
-                _, running = _end_on_workers(session, problems)
+        run_id, ended = session.plan.run_id, cancel_run(session, doing)
         left = end_pods(session.plan, session.context, "the trainer's run was cancelled")
     for problem in left:
         print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
     if command.flags.json:
-        print(dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
-    elif cancelled:
-        here = session.plan.config.cloud.kind == "here"
-        pod = "" if here else "the pod stays, `slipway down` deletes it; "
+        print(dumps({"run": run_id, "cancelled": ended.cancelled, "running": sorted(ended.running)}))
+    elif ended.cancelled:
+        pod = "the pod stays, `slipway down` deletes it; " if ended.pod_is_there else ""
         print_wrapped([f"{run_id} is cancelled; {pod}`slipway up` resumes the run"])
     else:
-        others = f"; running on the pod: {', '.join(sorted(running))}" if running else ""
-        print_wrapped([f"{run_id} is not running{others}"])
-    if problems:
-        raise CloudError(f"a controller that drives {run_id} goes on with it, for it was not told: {problems[0]}")
+        state = "has finished: nothing was cancelled" if ended.finished else "is not running"
+        others = f"; running on the pod: {', '.join(sorted(ended.running))}" if ended.running else ""
+        print_wrapped([f"{run_id} {state}{others}"])
+    if ended.problems:
+        raise CloudError(f"a controller that drives {run_id} goes on with it, for it was not told: {ended.problems[0]}")
     return 0
-
-
-def _end_on_workers(session: Session, problems: list[str]) -> tuple[bool, set[str]]:
-    """End the session's run where it runs; return whether it did, and all runs on the pod.
-
-    What keeps its controller from learning that is added to `problems`.
-    """
-    run_id, fleet = session.plan.run_id, session.fleet()
-    running = running_runs(fleet) if fleet is not None else set[str]()
-    if fleet is None or run_id not in running:
-        return False, running
-    problems += record_cancellations(session.context.google, session.plan.bucket, [run_id])
-    stop(fleet, run_id)
-    return True, running
 
 
 def run_stop(command: Command) -> int:
@@ -162,18 +139,21 @@ def run_down(command: Command) -> int:
             teardown.execute(view)
         with command.options.showing("looking for what is left"):
             others = other_buckets(session) if teardown.everything else []
+            left = teardown.left()
             undo = session.plan.get(Services).disable_command(session.context)
             hidden, name = unreadable_places(session), session.plan.node.name
         named = session.plan.config.code.resources if wanted and not session.plan.own_code else ()
     if command.flags.json:
         kept_ids = [row.resource.id for row in teardown.kept]
-        deleted = [r.id for r in teardown.present]
+        deleted = [r.id for r in teardown.present if r not in left]
         document = {"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}
         print(dumps(document | {"own_steps_left": list(named)}))
     else:
         print_wrapped([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)])
     if named:
         print(f"not deleted: {OWN_STEPS.format(', '.join(named))}", file=sys.stderr)
+    if left:
+        raise CloudError(IS_BACK.format(", ".join(resource.title for resource in left)))
     if hidden:
         raise CloudError(HIDDEN.format(name=name, places=", ".join(hidden)))
     return 0
@@ -182,7 +162,8 @@ def run_down(command: Command) -> int:
 def _summary_lines(teardown: Teardown, undo: str) -> list[str]:
     """Describe what was deleted, what stays and why, and how to remove the rest."""
     present, kept = teardown.present, teardown.kept
-    lines = [] if present else ["nothing to delete: found no resources created by Slipway"]
+    ended = f"ended {', '.join(sorted(teardown.running))}; " if teardown.running else ""
+    lines = [] if present else [f"{ended}nothing to delete: found no resources created by Slipway"]
     ours = [row.resource.title for row in kept if row.observed.is_managed]
     if ours and not teardown.everything:
         lines.append(f"kept for the next run: {', '.join(ours)}; `slipway down --all` deletes them too")

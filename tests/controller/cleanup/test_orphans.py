@@ -3,10 +3,10 @@
 import json
 import re
 import time
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from google.oauth2.credentials import Credentials
@@ -18,19 +18,20 @@ from controller.cli import main
 from controller.cli.verbs import down
 from controller.cli.verbs.billed import format_pods
 from controller.context import Context
-from controller.core.errors import LeaseLostError
+from controller.core.errors import CloudError, LeaseLostError
 from controller.core.json_documents import dump
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.plan.build import Plan
-from controller.reconcile import Pending, Resource
+from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
 from controller.resources.pod.node import Node
 from controller.run.session import Session
 from tests.controller.cli.verbs.test_up import KEEP, SLOW, let_go, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.fakes.clock import ManualClock
+from tests.fakes.context import make_context
 from tests.planes import Plane, pods
 
 LABELS = {"managed-by": "slipway"}
@@ -258,6 +259,42 @@ def test_a_pod_that_another_controller_creates_after_down_has_looked_is_deleted_
     assert pods(state) == {}
     assert not [path for path in state["compute"] if "/disks/" in path]
     assert "/cancels/0001.json" in json.dumps(state["objects"]), "the run began after the look, and ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Resource):
+    """A part of a pod that was deleted; `now` is what a later look finds, None: itself."""
+
+    kind: ClassVar[str] = "part"
+    scope: ClassVar[Scope] = "pod"
+    now: Absent | Pending | Unknown | None
+
+    def observe(self, context: Context, observed: ObservedResources) -> Any:
+        return self if self.now is None else self.now
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None: ...
+
+
+def test_down_says_what_is_there_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another controller may make it again while this one deletes."""
+    looks = {"gone": Absent(), "going": Pending("deleting"), "hidden": Unknown("you may not look"), "back": None}
+    parts: list[Resource] = [Part(name=name, now=now) for name, now in looks.items()]
+    context = make_context(None)
+    undo = SimpleNamespace(disable_command=lambda _: "gcloud")
+    plan: Any = SimpleNamespace(node=SimpleNamespace(name="pod"), get=lambda _: undo)
+    session: Any = SimpleNamespace(context=context, plan=plan, require_pod=lambda: None)
+    made = Teardown(session, False, [], parts, set(), True, False)
+    assert [part.name for part in made.left()] == ["back"]
+    monkeypatch.setattr(Teardown, "execute", lambda self, listener: None)
+    monkeypatch.setattr(down, "open_session", lambda options, ends: nullcontext(session))
+    monkeypatch.setattr(down, "plan_teardown", lambda session, everything: made)
+    monkeypatch.setattr(down, "View", lambda plan, json_lines: nullcontext())
+    monkeypatch.setattr(down, "unreadable_places", lambda session: [])
+    options = SimpleNamespace(showing=lambda what: nullcontext(lambda text: None))
+    command: Any = SimpleNamespace(options=options, flags=SimpleNamespace(json=True, all=False, yes=True))
+    with pytest.raises(CloudError, match=r"^part back is there again: another controller has made it"):
+        down.run_down(command)
+    assert json.loads(capsys.readouterr().out)["deleted"] == ["part/gone", "part/going", "part/hidden"]
 
 
 @pytest.mark.deep

@@ -23,7 +23,7 @@ from controller.cli import main
 from controller.connect import open_context
 from controller.emulator import ensure_running, state_folder
 from tests.controller.cli.verbs.test_up import until
-from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, LateCloud, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators
 
@@ -249,17 +249,9 @@ LATE = [
 """Requests that are refused on the way, as (client, method and path, status)."""
 
 
-class LateCloud(SlipwayCli):
-    """The command line with an emulated cloud whose changes take effect late."""
-
-    @property
-    def base_overrides(self) -> list[str]:
-        return [*super().base_overrides, "cloud.operation_seconds=0.5"]
-
-
 @pytest.mark.deep
 def test_up_in_a_fresh_project_waits_for_everything_that_is_late(slipway: SlipwayCli) -> None:
-    late = LateCloud(slipway.home, slipway.repository, slipway.capsys, slipway.environment)
+    late = LateCloud(**vars(slipway))
     fault(late, kind="ssh_refused", seconds=2)
     code, out, err = late("up", ECHO_COMMAND, "cleanup.on_success=keep")
     assert (code, err) == (0, "")

@@ -1,4 +1,7 @@
-"""Two controllers of one pod or of one run, as processes: one acts, the other explains or takes over; and bastions."""
+"""Two controllers of one pod or of one run, as processes: one acts, the other explains or takes over; and bastions.
+
+The emulated cloud has its own delays and limits, without which no request for a lease competes with its renewals.
+"""
 
 import json
 import os
@@ -13,8 +16,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from controller.run.driven_here import LOCK_FILE, is_driven_here
 from tests.controller.cli.verbs.test_up import SLOW, let_go, until, workers_home
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, LateCloud, SlipwayCli
 from tests.planes import Plane, pods
 from tests.scenarios.chaos.harness import ChaosHarness
 
@@ -22,6 +26,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 SHORT = "recovery.lease_duration_seconds=15"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 A, B = "tpu.name=pod-a", "tpu.name=pod-b"
+
+
+@pytest.fixture
+def slipway(slipway: SlipwayCli) -> SlipwayCli:
+    return LateCloud(**vars(slipway))
 
 
 class Controller:
@@ -142,6 +151,64 @@ def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(
             assert viewer.ends() == 0, viewer.said
             assert "deleted by" in viewer.said
     assert pods(slipway.cloud().get("state")) == {}
+
+
+@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("down", "--all", "--yes")], ids=" ".join)
+@pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
+def test_a_verb_beside_an_up_in_its_first_seconds_ends_it(
+    slipway: SlipwayCli, plane: Plane, verb: tuple[str, ...], after: float
+) -> None:
+    """In a new project, so that at first there is neither a lease nor a bucket."""
+    words = [SLOW, *plane.one]
+    run_id = slipway.json("plan", *words)["run"]
+    with controllers(slipway, ["up", *words]) as (holder,):
+        until(lambda: is_driven_here(slipway.home / "runs" / run_id / LOCK_FILE), seconds=300)
+        time.sleep(after)
+        code, out, err = slipway(*verb, *words)
+        assert code == 0, out + err + holder.said
+        assert holder.ends() == 0, holder.said
+        assert "is not running" not in out
+        if verb[0] == "cancel":
+            assert f"{run_id} is cancelled" in out
+            assert slipway.json("status", *words)["run"]["state"] in ("absent", "cancelled")
+        else:
+            assert f"ended {run_id}" in out or "deleted" in out + err
+            assert pods(slipway.cloud().get("state")) == {}
+
+
+@pytest.mark.parametrize("after", [0.0, 2.0, 6.0, 12.0])
+def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, plane: Plane, after: float) -> None:
+    words = ["-m", SLOW, "run.seed=1,2", *plane.one]
+    with controllers(slipway, ["up", *words]) as (holder,):
+        until(lambda: [file for file in slipway.home.glob("sweeps/*.lock") if is_driven_here(file)], seconds=300)
+        time.sleep(after)
+        code, out, err = slipway("down", "--yes", *words)
+        assert code == 0, out + err + holder.said
+        holder.ends()
+        assert "deleted by" in holder.said
+        assert pods(slipway.cloud().get("state")) == {}
+
+
+@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("up", "--take-over")], ids=" ".join)
+@pytest.mark.parametrize("after", [0.0, 3.0, 9.0])
+def test_a_running_controller_is_reached_within_ten_seconds(
+    slipway: SlipwayCli, plane: Plane, verb: tuple[str, ...], after: float
+) -> None:
+    with controllers(slipway, ["up", SLOW, *plane.one]) as (holder,):
+        holder.hears("    up\n")
+        time.sleep(after)
+        with controllers(slipway, [*verb, SLOW, *plane.one]) as (asker,):
+            asked = time.monotonic()
+            if verb[0] == "up":
+                asker.hears("waiting for")
+                asked = time.monotonic()
+            code = holder.ends()
+            assert time.monotonic() - asked < (10 if verb[0] == "up" else 25)  # Python starts meanwhile
+            assert code == (8 if verb[0] == "up" else 0), holder.said
+            if verb[0] == "up":
+                asker.hears("re-attached to attempt 1")
+                let_go(slipway)
+            assert asker.ends() == 0, asker.said
 
 
 def first_attempt_ended(slipway: SlipwayCli) -> bool:

@@ -1,15 +1,10 @@
 """`down` deletes the pod, `down --all` everything that is ours; the emulated cloud's whole state is compared."""
 
 import json
-from argparse import Namespace
-from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from controller.cli.main import Command
-from controller.cli.verbs import down
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli, comparable_state
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, EmulatedCloud
 
@@ -260,28 +255,3 @@ def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     assert "hello from worker 0" in out
     creations = [m for m in slipway.mutations() if m.startswith("POST /tpu/") and "queuedResources" in m]
     assert len(creations) == 1
-
-
-@pytest.mark.parametrize("started", [{"mine", "other"}, {"other"}])
-def test_a_program_that_its_controller_starts_while_cancel_asks_is_ended_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], started: set[str]
-) -> None:
-    seen: list[str] = []
-    runs = iter([set[str](), started])
-    lease = SimpleNamespace(
-        current_other=lambda: SimpleNamespace(record=SimpleNamespace(run_id="mine")),
-        await_release=lambda why, tell: seen.append(tell(why)),
-    )
-    plan = SimpleNamespace(run_id="mine", bucket="b", config=SimpleNamespace(cloud=SimpleNamespace(kind="gcp")))
-    session = SimpleNamespace(plan=plan, context=SimpleNamespace(google=None), fleet=lambda: "workers")
-    monkeypatch.setattr(down, "open_session", lambda options, ends: nullcontext(session))
-    monkeypatch.setattr(down, "pod_lease", lambda plan, context: lease)
-    monkeypatch.setattr(down, "running_runs", lambda fleet: next(runs))
-    monkeypatch.setattr(down, "record_cancellations", lambda google, bucket, ids: seen.extend(ids) or [])
-    monkeypatch.setattr(down, "stop", lambda fleet, run_id: seen.append(f"stop {run_id}"))
-    monkeypatch.setattr(down, "end_pods", lambda plan, context, why: [])
-    options = SimpleNamespace(showing=lambda what: nullcontext(lambda text: f"told {text}"))
-    command = cast(Command, SimpleNamespace(options=options, flags=Namespace(json=True)))
-    assert down.run_cancel(command) == 0
-    assert seen == ["told cancelled", *(["mine", "stop mine"] if "mine" in started else [])]
-    assert json.loads(capsys.readouterr().out) == {"run": "mine", "cancelled": True, "running": sorted(started)}
