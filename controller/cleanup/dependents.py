@@ -5,6 +5,7 @@ from typing import Any
 
 from controller.context import Context
 from controller.gcp.answers import is_marked, leaf
+from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.google_errors import ServiceDisabledError
 from controller.reconcile import Resource
 from controller.resources.accounts import ServiceAccount
@@ -111,32 +112,42 @@ def _regional(context: Context, collection: str, network: str) -> Iterator[tuple
 
 def aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]:
     """Yield every item of a collection with the name of its zone or region; none where Compute Engine is off."""
-    parameters: dict[str, Any] = {"project": context.project}
-    while True:
-        try:
-            answer = context.google.call("compute", f"{collection}.aggregatedList", **parameters)
-        except ServiceDisabledError as error:
-            _require_off(context, error)
-            return
+    for answer in _pages(context, f"{collection}.aggregatedList"):
         for scope, listed in answer.get("items", {}).items():
             for item in listed.get(collection, []):
                 yield leaf(scope), item
+
+
+def _rules(context: Context, network: str) -> Iterator[Item]:
+    for answer in _pages(context, "firewalls.list"):
+        for item in answer.get("items", []):
+            if leaf(item.get("network", "")) == network:
+                yield item
+
+
+def _pages(context: Context, method: str) -> Iterator[dict[str, Any]]:
+    """Yield the answers of a list of Compute Engine, none where it is off.
+
+    Where it was just switched on, as by somebody's first `up`, some servers refuse it for minutes.
+    """
+    parameters: dict[str, Any] = {"project": context.project}
+    late = context.clock.deadline(PROPAGATION_SECONDS)
+    while True:
+        try:
+            answer = context.google.call("compute", method, **parameters)
+        except ServiceDisabledError:
+            if not _is_on(context):
+                return
+            if late():
+                raise
+            context.clock.sleep(context.poll_seconds)
+            continue
+        yield answer
         if not answer.get("nextPageToken"):
             return
         parameters["pageToken"] = answer["nextPageToken"]
 
 
-def _rules(context: Context, network: str) -> Iterator[Item]:
-    try:
-        for item in context.google.list_all("compute", "firewalls.list", "items", project=context.project):
-            if leaf(item.get("network", "")) == network:
-                yield item
-    except ServiceDisabledError as error:
-        _require_off(context, error)
-
-
-def _require_off(context: Context, error: ServiceDisabledError) -> None:
-    """Raise the error again unless Compute Engine is off: some servers still refuse an API that was just enabled."""
+def _is_on(context: Context) -> bool:
     name = f"projects/{context.project}/services/compute.googleapis.com"
-    if context.google.call("serviceusage", "services.get", name=name).get("state") == "ENABLED":
-        raise error
+    return context.google.call("serviceusage", "services.get", name=name).get("state") == "ENABLED"

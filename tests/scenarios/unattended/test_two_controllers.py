@@ -170,7 +170,7 @@ def test_a_verb_beside_an_up_in_its_first_seconds_ends_it(
         assert "is not running" not in out
         if verb[0] == "cancel":
             assert f"{run_id} is cancelled" in out
-            assert slipway.json("status", *words)["run"]["state"] in ("absent", "cancelled")
+            assert slipway.json("status", *words)["run"]["state"] in ("not finished", "cancelled")
         else:
             assert f"ended {run_id}" in out or "deleted" in out + err
             assert pods(slipway.cloud().get("state")) == {}
