@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ class Scene:
         self,
         monkeypatch: pytest.MonkeyPatch,
         *,
-        runs: Iterable[set[str]] = ({},),
+        runs: Iterable[Set[str]] = (frozenset(),),
         holders: Iterable[str | None] = (),
         starting: bool = False,
         result: object = None,
@@ -123,7 +123,7 @@ def test_a_controller_ends_by_the_record_or_is_asked(
     monkeypatch: pytest.MonkeyPatch, lasts: int, asked: list[str]
 ) -> None:
     """By the record it also writes down how the run has ended."""
-    made = Scene(monkeypatch, runs=[{"mine"}, {}], holders=[*["anna"] * min(lasts, 21)])
+    made = Scene(monkeypatch, runs=[{"mine"}, set()], holders=[*["anna"] * min(lasts, 21)])
     assert cancel.cancel_run(made.session, lambda text: None).cancelled
     assert [act for act in made.seen if act.startswith("asked")] == asked
     assert made.clock.elapsed <= cancel.RECORD_SECONDS + 1
