@@ -56,7 +56,10 @@ def _parse_assignment(body: Any, where: str) -> tuple[int, str]:
 
 def managed_node(plan: Plan, context: Context) -> Node | None:
     """Return the pod if it exists and Slipway created it."""
-    current = plan.observe_pod(context)
+    try:
+        current = plan.observe_pod(context)
+    except ServiceDisabledError:
+        return None  # without the API, or before it is on everywhere, there is no pod
     return current if isinstance(current, Node) and current.is_managed and not plan.node.adopt else None
 
 
