@@ -51,7 +51,9 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
         first.process.kill()
         first.ends()
     [board] = slipway.home.glob("sweeps/*.json")
-    assert "its controller has ended, and was last heard of at " in " ".join(slipway("status", "--sweep", board.stem)[1].split())
+    assert "its controller has ended, and was last heard of at " in " ".join(
+        slipway("status", "--sweep", board.stem)[1].split()
+    )
     before = launches(slipway)
     with controllers(slipway, words) as (second,):
         until(lambda: pods(slipway.cloud().get("state")) != {})
