@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
+from conf.strict_json import dumps
 from controller.core.json_documents import (
     DamagedRecordError,
     append_lines,
@@ -198,7 +199,7 @@ def row_problem(row: Any) -> str:
     if not ID_PATTERN.fullmatch(row["run"]):
         return "its run is no id of a run"
     try:
-        json.dumps(row, ensure_ascii=False).encode()
+        dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return "it has half a character"
     wrong = (key for key, largest in LARGEST.items() if not 0 <= (row.get(key) or 0) <= largest)

@@ -34,9 +34,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "trainer/policy/export.py", "trainer/policy/run_files.py", "trainer/pretrained/hf_files.py",
         "trainer/pretrained/peft_files.py", "trainer/tokenizer/training.py",
     ),
-    "compares or shows a text": (
-        "controller/checks/input_first_row.py", "trainer/corpus/source.py", "trainer/evaluation/harness.py",
-    ),
+    "compares or shows a text": ("conf/json_lines.py", "trainer/evaluation/harness.py"),
 }  # fmt: skip
 """What may call `json.dumps` itself, by the reason: files, and folders that end in a slash."""
 
