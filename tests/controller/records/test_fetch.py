@@ -163,7 +163,11 @@ def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name:
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
-@pytest.mark.parametrize("packed", [b"", b"no archive", b"\x1f\x8b\x08\0\0\0\0\0\0\xffcut", gzip.compress(b"x" * 2000)])
+@pytest.mark.parametrize(
+    "packed",
+    [b"", b"no archive", b"\x1f\x8b\x08\0\0\0\0\0\0\xffcut", gzip.compress(b"x" * 2000)],
+    ids=["empty", "text", "cut", "no tar"],
+)
 def test_what_is_no_archive_is_one_line(tmp_path: Path, packed: bytes) -> None:
     google: Any = SimpleNamespace(download=lambda *_: packed)
     with pytest.raises(ConfigError, match=r"--run r: (cannot unpack the code in|the code in .* does not match)"):
