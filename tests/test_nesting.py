@@ -33,7 +33,10 @@ from trainer.environments.verifiers_env import parse_calls
 
 NESTED = "[" * 100_000
 LEASE: Any = SimpleNamespace(
-    object_metadata=lambda *_: ({"generation": "1", "updated": "", "metadata": {"lease": NESTED}}, 0.0)
+    object_metadata=lambda *_: (
+        {"generation": "1", "updated": "2026-01-01T00:00:00Z", "metadata": {"lease": NESTED}},
+        0.0,
+    )
 )
 
 

@@ -256,7 +256,8 @@ def _watching_all_files(root: Path) -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": f"{folder}/index"}
-        shutil.copy(root / _path(_git(root, "rev-parse", "--git-path", "index")), index["GIT_INDEX_FILE"])
+        theirs = root / _path(_git(root, "rev-parse", "--git-path", "index"))
+        shutil.copy2(theirs, index["GIT_INDEX_FILE"])  # with its time, which tells git what may be newer than the index
         for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
             for start in range(0, len(names), 1000):
                 _git(root, "update-index", flag, "--", *names[start : start + 1000], **index)

@@ -334,6 +334,8 @@ def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict
 
 def write_limit(google: GoogleClient, bucket: str, pod: Node, run_id: str, seconds_left: float | None) -> None:
     """Record when the pod's watchdog ends it: so many seconds after this write by the server's clock; None: never."""
+    if seconds_left is None and read_limit(google, bucket, pod.name, pod.status.uid, run_id) is None:
+        return
     text = dump({"run": run_id, "seconds_left": seconds_left})
     google.upload(bucket, limit_name(pod.name, pod.status.uid), text.encode(), metadata={"limit": text})
 

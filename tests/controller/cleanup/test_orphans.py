@@ -281,12 +281,12 @@ def test_down_says_what_is_there_again(capsys: pytest.CaptureFixture[str], monke
     parts: list[Resource] = [Part(name=name, now=now) for name, now in looks.items()]
     context = make_context(None)
     undo = SimpleNamespace(disable_command=lambda _: "gcloud")
-    plan: Any = SimpleNamespace(node=SimpleNamespace(name="pod"), get=lambda _: undo)
+    plan: Any = SimpleNamespace(node=SimpleNamespace(name="pod"), get=lambda _: undo, own_code=True)
     session: Any = SimpleNamespace(context=context, plan=plan, require_pod=lambda: None)
     made = Teardown(session, False, [], parts, set(), True, False)
     assert [part.name for part in made.left()] == ["back"]
     monkeypatch.setattr(Teardown, "execute", lambda self, listener: None)
-    monkeypatch.setattr(down, "open_session", lambda options, ends: nullcontext(session))
+    monkeypatch.setattr(down, "open_session", lambda options, **_: nullcontext(session))
     monkeypatch.setattr(down, "plan_teardown", lambda session, everything: made)
     monkeypatch.setattr(down, "View", lambda plan, json_lines: nullcontext())
     monkeypatch.setattr(down, "unreadable_places", lambda session: [])

@@ -127,6 +127,19 @@ def test_changes_that_git_was_told_to_overlook_are_on_record(tmp_path: Path) -> 
     assert git(tmp_path / "r", "ls-files", "-v").splitlines() == ["S far/away.py", "h lr.py", "S seed.py"]
 
 
+def test_an_overlooked_change_in_the_second_of_the_commit_is_on_record(tmp_path: Path) -> None:
+    root, old = tmp_path / "r", (1_700_000_000, 1_700_000_000)
+    git_repository(root, {"lr.py": "lr = 1\n"})
+    git(root, "config", "core.trustctime", "false")
+    os.utime(root / "lr.py", old)
+    git(root, "update-index", "--refresh")
+    git(root, "update-index", "--assume-unchanged", "lr.py")
+    os.utime(root / ".git/index", old)
+    (root / "lr.py").write_text("lr = 2\n")
+    os.utime(root / "lr.py", old)
+    assert collect_git_status(root, (), [])[0]["changed"] == ["lr.py"]
+
+
 def test_what_a_patch_cannot_hold_is_named(tmp_path: Path) -> None:
     git_repository(tmp_path / "r", {"train.py": "lr = 1\n", "old.txt": "", "sub/x": ""})
     (tmp_path / "r/old.txt").write_bytes("caf\u00e9".encode("latin-1"))

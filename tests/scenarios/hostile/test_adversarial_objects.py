@@ -190,7 +190,7 @@ SOURCE_FILE = {"name": "a", "path": "a", "size": 1, "sha256": "", "blob": "1"}
 READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "launch": (golden("launch"), lambda content: parse_record(content, Launch.from_json, "launch")),
     "result": (golden("result"), lambda content: parse_record(content, Result.from_json, "result")),
-    "record": (golden("record"), lambda content: read_run_record(content, "record")),
+    "record": (golden("record"), lambda content: read_run_record(content, "record", golden("record")["run"])),
     "lease": (golden("lease"), lambda content: BucketLeaseStore(of_metadata("lease", content), "b", "p").read()),
     "row": (golden("row"), lambda content: index.list_published_rows(of_metadata("row", content), "b")),
     "alerts": (golden("alerts"), read_object_of_ledger),
