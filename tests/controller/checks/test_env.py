@@ -201,7 +201,7 @@ def test_small_models_and_the_emulated_cloud_are_not_commented_on(state):
 
 
 def test_what_stays_in_memory_is_known_without_the_compiler(state):
-    """docs/nash-mhc.md has what the compiler found: 9.5, 4.7 and 19 GiB of weights and moments on the three meshes."""
+    """The compiler found 9.5, 4.7 and 19 GiB of weights and moments on the three meshes."""
     nash = ["+experiment=nash_mhc_3b", "cloud.project=acme", state]
     for mesh in ("mesh=balanced", "mesh=fsdp_heavy"):
         assert said(*nash, mesh)[0].startswith("note model: memory use is unknown")
