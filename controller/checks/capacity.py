@@ -195,9 +195,7 @@ def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
     of_pods=True,
 )
 def offered_types(config: Config, context: Context) -> Iterator[Issue]:
-    """Google's `acceleratorTypes.list`, or `machineTypes.get`, is authoritative for a zone; the table may be out of
-    date.
-    """
+    """Google's `acceleratorTypes.list`, or `machineTypes.get`, is authoritative for a zone."""
     if config.tpu.adopt:
         return
     yield from ask_planes(config, lambda checks: checks.offered_types(config, context))

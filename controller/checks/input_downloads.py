@@ -24,7 +24,7 @@ THREADS = 8
 
 @check("download", "error", "assets.KIND.NAME.files.FILE.url", also="note", of_plan=True)
 def files_can_be_fetched(plan: Plan, context: Context) -> Iterator[Issue]:
-    """A file that its server refuses is found here, and not by a fetch of hours. A server that does not answer is a
+    """A file that its server refuses would end a fetch of hours. A server that does not answer is a
     note, and so is who fetches the files.
     """
     for asset in missing_assets(plan, context):

@@ -63,7 +63,7 @@ def sources(config: Config) -> Iterator[Source]:
 
 @check("file_absent", "error", "data.NAME", *FOLDERS)
 def files_exist_here(config: Config) -> Iterator[Issue]:
-    """A name that no file of an asset or index matches fails only when the trainer opens it, on a billed TPU."""
+    """A name that no file of an asset or index matches fails only on a billed TPU."""
     for source in sources(config):
         there = _files_of_asset(config, source.value)
         if source.key in FOLDERS and (problem := _shards_problem(config, source.value.rstrip("/"))):
@@ -80,7 +80,7 @@ def files_exist_here(config: Config) -> Iterator[Issue]:
 
 @check("object_absent", "error", "data.NAME", *FOLDERS, also="warning", live=True)
 def objects_exist(config: Config, context: Context) -> Iterator[Issue]:
-    """An object that is not in its bucket fails only when the trainer opens it, on a billed TPU."""
+    """An object that is not in its bucket fails only on a billed TPU."""
     for source in sources(config):
         if not source.value.startswith(BUCKET):
             continue

@@ -32,8 +32,8 @@ Tabular = Gsm8kData | JsonlData | ParquetData
 
 @check("first_row", "error", *KEYS, also="warning")
 def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
-    """A column that the data lack, a line that is no JSON, a compressed file, or a worked response that is longer than
-    its limit ends the run after the pod was billed.
+    """A column that the data lack, a line that is no JSON, a compressed file, or an overlong worked response ends a
+    billed run.
     """
     data = config.data
     if config.program.kind != "trainer":

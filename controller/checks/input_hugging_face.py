@@ -253,7 +253,7 @@ def _ask(source: HubSource) -> Iterator[Issue]:
 
 @check("source", "error", "assets.KIND.NAME.source", also="note", of_plan=True)
 def sources_can_be_read(plan: Plan, context: Context) -> Iterator[Issue]:
-    """A repository that is gated, absent or without such a file is found here, and not by a fetch of hours. A Hub that
+    """A repository that is gated, absent or without such a file would end a fetch of hours. A Hub that
     does not answer is a note.
     """
     for asset in missing_assets(plan, context):

@@ -182,7 +182,7 @@ def billing_is_enabled(config: Config, context: Context) -> Iterator[Issue]:
 
 @check("tpu_permission", "error", "tpu.zone", also="warning", live=True, of_pods=True)
 def tpus_may_be_listed(config: Config, context: Context) -> Iterator[Issue]:
-    """Without permission to list TPUs in a zone you cannot create one; the error has three possible causes."""
+    """Without permission to list TPUs in a zone you cannot create one."""
     yield from ask_planes(config, lambda checks: checks.listing(config, context))
 
 

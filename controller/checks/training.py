@@ -160,8 +160,8 @@ def schedule_ends_late(config: Config) -> Iterator[Issue]:
 
 @check("warmup", "error", "optimizer.schedule.warmup_steps", "optimizer.schedule.points", also="warning")
 def warmup_leaves_updates(config: Config) -> Iterator[Issue]:
-    """A run that warms up for most of its updates hardly sees its learning rate, and a comparison of batches or of
-    amounts of data becomes one of warm-ups. Nothing is said of a run of a few updates.
+    """A run that warms up for most of its updates hardly sees its learning rate. Nothing is said of a run of a few
+    updates.
     """
     if config.optimizer is None or config.loop is None:
         return
