@@ -129,9 +129,15 @@ class Teardown:
         return next(iter(record_cancellations(google, bucket, self.running)), "")
 
     def _look_again(self) -> None:
-        """Observe the pod as it is now that no other controller changes it: much may have happened since we looked."""
+        """Observe what is there now that no other controller changes it: much may have happened since we looked.
+
+        A network that a starting controller has filled meanwhile could not be deleted without what is in it.
+        """
         try:
-            rows = _observe_each(self.session, _of_pod(self.session.plan))
+            if self.everything:
+                rows = _observe(self.session, self.everything, self.notes)
+            else:
+                rows = _observe_each(self.session, _of_pod(self.session.plan))
         except CloudError as error:
             self.notes.append(f"cannot see whether more was created in the meantime: {error}")
             return
@@ -141,7 +147,7 @@ class Teardown:
         self.rows.extend(row for row_id, row in now.items() if row_id not in known)
         to_delete = {resource.id for resource in self.present}
         new = [row for row_id, row in now.items() if row_id not in to_delete]
-        self.present.extend(row.resource for row in new if _will_be_deleted(row, everything=False))
+        self.present.extend(row.resource for row in new if _will_be_deleted(row, self.everything))
 
     def _end_records(self) -> str:
         """Record that the pod's time and the runs on it end; return what went wrong."""

@@ -153,13 +153,19 @@ def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(
     assert pods(slipway.cloud().get("state")) == {}
 
 
-@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("down", "--all", "--yes")], ids=" ".join)
-@pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
+@pytest.mark.parametrize(
+    ("command", "after"),
+    [
+        *(("cancel", after) for after in (0.0, 2.0, 8.0)),
+        *(("down --yes", after) for after in (0.5, 4.0)),
+        *(("down --all --yes", after) for after in (0.0, 1.0, 2.0, 16.0)),
+    ],
+)
 def test_a_verb_beside_an_up_in_its_first_seconds_ends_it(
-    slipway: SlipwayCli, plane: Plane, verb: tuple[str, ...], after: float
+    slipway: SlipwayCli, plane: Plane, command: str, after: float
 ) -> None:
     """In a new project, so that at first there is neither a lease nor a bucket."""
-    words = [SLOW, *plane.one]
+    words, verb = [SLOW, *plane.one], command.split()
     run_id = slipway.json("plan", *words)["run"]
     with controllers(slipway, ["up", *words]) as (holder,):
         until(lambda: is_driven_here(slipway.home / "runs" / run_id / LOCK_FILE), seconds=300)
@@ -176,7 +182,7 @@ def test_a_verb_beside_an_up_in_its_first_seconds_ends_it(
             assert pods(slipway.cloud().get("state")) == {}
 
 
-@pytest.mark.parametrize("after", [0.0, 2.0, 6.0, 12.0])
+@pytest.mark.parametrize("after", [0.0, 6.0])
 def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, plane: Plane, after: float) -> None:
     words = ["-m", SLOW, "run.seed=1,2", *plane.one]
     with controllers(slipway, ["up", *words]) as (holder,):
@@ -190,7 +196,7 @@ def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, p
 
 
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("up", "--take-over")], ids=" ".join)
-@pytest.mark.parametrize("after", [0.0, 3.0, 9.0])
+@pytest.mark.parametrize("after", [0.0, 9.0])
 def test_a_running_controller_is_reached_within_ten_seconds(
     slipway: SlipwayCli, plane: Plane, verb: tuple[str, ...], after: float
 ) -> None:
