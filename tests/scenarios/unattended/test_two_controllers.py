@@ -179,7 +179,9 @@ def test_a_verb_beside_an_up_in_its_first_seconds_ends_it(
             assert slipway.json("status", *words)["run"]["state"] in ("not finished", "cancelled")
         else:
             assert f"ended {run_id}" in out or "deleted" in out + err
-            assert pods(slipway.cloud().get("state")) == {}
+            state = slipway.cloud().get("state")
+            assert pods(state) == {}
+            assert not [path for path in state["compute"] if "--all" in verb and path.endswith("/networks/slipway")]
 
 
 @pytest.mark.parametrize("after", [0.0, 6.0])
