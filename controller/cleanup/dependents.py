@@ -51,10 +51,9 @@ def resources_in_other_regions(context: Context, network: str, known: set[str]) 
 def dependents(context: Context, node: Node, doomed: list[Resource]) -> list[str]:
     """Describe the users of resources to be deleted that are not to be deleted themselves."""
     found: list[str] = []
-    ids = {r.id for r in doomed}
     subnets = {(r.region, r.name) for r in doomed if isinstance(r, Subnet)}
     for network in (r for r in doomed if isinstance(r, Network)):
-        found += _in_network(context, network, ids)
+        found += _in_network(context, network)
     networks = {r.name for r in doomed if isinstance(r, Network)}
     accounts = {r.email(context) for r in doomed if isinstance(r, ServiceAccount)}
     ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, Bastion)}
@@ -68,19 +67,20 @@ def dependents(context: Context, node: Node, doomed: list[Resource]) -> list[str
     return list(dict.fromkeys(found))
 
 
-def _in_network(context: Context, network: Network, doomed: set[str]) -> Iterator[str]:
+def _in_network(context: Context, network: Network) -> Iterator[str]:
+    """Describe what is in a network; Slipway's own, which a starting `up` may have just made, is deleted with it."""
     answer = context.google.call("compute", "networks.get", project=context.project, network=network.name)
     for peering in answer.get("peerings", []):
         yield f"network {network.name} is peered with {peering.get('name')}"
     for region, item in _regional(context, "subnetworks", network.name):
         of_google = answer.get("autoCreateSubnetworks", False) and item["name"] == network.name
-        if not of_google and f"{Subnet.kind}/{region}/{item['name']}" not in doomed:
+        if not of_google and not is_marked(item):
             yield f"subnet {item['name']} in {region} is in network {network.name}"
     for region, item in _regional(context, "routers", network.name):
-        if f"{Router.kind}/{region}/{item['name']}" not in doomed:
+        if not is_marked(item):
             yield f"router {item['name']} in {region} is in network {network.name}"
     for item in _rules(context, network.name):
-        if f"{Firewall.kind}/{item['name']}" not in doomed:
+        if not is_marked(item):
             yield f"firewall rule {item['name']} is in network {network.name}"
 
 
