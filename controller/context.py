@@ -71,6 +71,7 @@ class Context:
             self.make_fleet,
             lambda: (self.lease_path, self.before_pod_write()),
             lambda message: self.events.note("ssh", message),
+            self.clock.raise_if_interrupted,
         )
 
     def account_email(self, account: str) -> str:

@@ -6,8 +6,7 @@ overlap, however far their clocks differ. A controller that was stopped, asleep 
 its next write: it asks for the lease again and, if another controller holds it, is fenced and ends. A late request to a
 worker is refused there because its token is smaller (controller/agent/dispatch.py).
 
-Whoever wants a lease released writes that into an object beside it, which a controller reads every few seconds from its
-beginning on, before it holds the lease as well.
+Whoever wants a lease released writes that into an object beside it, which a controller reads from its beginning on.
 """
 
 import contextlib
@@ -151,7 +150,7 @@ class Lease:
                 self._acquire()
             elif self._clock.boot_time() >= self._valid_until:
                 self._renew()
-                self._obey_requests()
+                self.obey_requests()
             assert self._record is not None
             return self._record.token
 
@@ -283,7 +282,7 @@ class Lease:
             except ConflictError:
                 continue  # another controller was faster, or our own request arrived twice
             self._start_watch()
-            self._obey_requests()
+            self.obey_requests()
             return
 
     def _start_watch(self) -> None:
@@ -292,7 +291,7 @@ class Lease:
                 self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True, name="lease")
                 self._thread.start()
 
-    def _obey_requests(self) -> None:
+    def obey_requests(self) -> None:
         """Give up the lease if another controller asks for that. Raises ReleaseRequestedError."""
         if (found := self._store.read_request()) is not None:
             request, age = found
@@ -360,7 +359,7 @@ class Lease:
                     if self._record is not None and now >= renewed + self._renew_seconds:
                         self._renew()
                         renewed = now
-                    self._obey_requests()
+                    self.obey_requests()
                 except (LeaseLostError, InterruptedSleepError):
                     return
                 except SlipwayError:

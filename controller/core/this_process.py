@@ -12,8 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+LOOK_SECONDS = 0.5
+"""How soon a wait for something else than time notices that it is to end."""
 
 
 class InterruptedSleepError(BaseException):
@@ -50,6 +56,25 @@ class Clock:
 
     def interrupt(self) -> None:
         self._stop.set()
+
+    def await_answer(self, ask: Callable[[], T]) -> T:
+        """Return the answer of a function that only waits, for minutes; it is left alone if `interrupt` is called.
+
+        Raises:
+            InterruptedSleepError: as of `sleep`.
+        """
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="await_answer").start()
+        while not wait([answer], LOOK_SECONDS).done:
+            self.raise_if_interrupted()
+        return answer.result()
 
     def deadline(self, seconds: float) -> Callable[[], bool]:
         """Return a function that says whether that many seconds have passed."""

@@ -8,6 +8,7 @@ https://google.aip.dev/151.
 import ipaddress
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 from controller.core.this_process import Clock
@@ -95,10 +96,16 @@ class OperationFailedError(GoogleError):
 
 
 def wait_compute(caller: Caller, operation: dict[str, Any]) -> None:
-    """Wait for a Compute operation, of any scope. Raises OperationFailedError with Compute's error code as reason."""
+    """Wait for a Compute operation, of any scope.
+
+    Raises:
+        OperationFailedError: with Compute's error code as reason.
+        InterruptedSleepError: as of `Clock.sleep`; the operation goes on.
+    """
     scope, where = _scope_of(caller, operation)
+    again = partial(caller.google.call, "compute", f"{scope}Operations.wait", **where)
     while operation.get("status") != "DONE":
-        operation = caller.google.call("compute", f"{scope}Operations.wait", **where)
+        operation = caller.clock.await_answer(again)
     _raise_failed(operation)
 
 

@@ -205,6 +205,7 @@ class GoogleClient:
                 request._in_error_state = True  # makes it ask first how far the transfer has come
             try:
                 while answer is None:
+                    self._clock.raise_if_interrupted()
                     _, answer = request.next_chunk(http=http)
                     if not session.is_file():
                         session.touch(mode=0o600)

@@ -70,6 +70,11 @@ class Bastion(Resource):
         run_id = answer.get("labels", {}).get(RUN_LABEL, "")
         return replace(self, status=answer["status"], marked=is_labelled(answer), run_id=run_id)
 
+    def is_for_its_run(self, context: Context) -> bool:
+        """Return whether the VM is there, or will be in a moment, to drive this run."""
+        answer = self._get(context)
+        return answer is not None and answer["status"] not in ENDING_STATES and self.read(answer).run_id == self.run_id
+
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action != "create":
             self.destroy(context)

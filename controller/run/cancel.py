@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.core.errors import CloudError, SlipwayError
-from controller.lease import run_lease
+from controller.lease import Lease, run_lease
 from controller.reconcile import Absent
 from controller.records.ledger import record_cancellations
+from controller.resources.bastion_vm import Bastion
 from controller.run.driven_here import end_starting, run_lock
 from controller.run.launch import running_runs, stop
 from controller.run.session import Session
@@ -77,7 +78,18 @@ def _end_controllers(session: Session, tell: Callable[[str], object], *, is_reco
             lease.await_release("cancelled", tell)
         else:
             context.clock.sleep(min(1.0, context.poll_seconds))
-    return found
+    return _end_booting_bastion(session, lease) or found
+
+
+def _end_booting_bastion(session: Session, lease: Lease) -> bool:
+    """Delete a bastion that was given the run and has not held its lease; return whether there was one."""
+    bastions = [one for one in session.plan.resources if isinstance(one, Bastion)]
+    if not bastions or ((last := lease.read()) is not None and last.record.driver == "bastion"):
+        return False  # one that did hold it deletes itself at its end
+    found = [one for one in bastions if one.is_for_its_run(session.context)]
+    for bastion in found:
+        bastion.destroy(session.context)
+    return bool(found)
 
 
 def _end_on_workers(session: Session, problems: list[str]) -> tuple[bool, set[str]]:

@@ -224,7 +224,8 @@ class RunDriver:
             token = handover.start_bastion(lambda: self.recorder.handover_data() | ours)
             self._emit_note(f"waiting for {handover.bastion.title} to take over")
             holder = handover.wait_for_lease(token)
-        self._emit_note("the bastion controls the run now: you can disconnect, and the same command re-attaches")
+        if holder.record.driver == "bastion":
+            self._emit_note("the bastion controls the run now: you can disconnect, and the same command re-attaches")
         return holder
 
     def _watch_elsewhere(self, other: LeaseSnapshot) -> Result | StandbyOutcome:

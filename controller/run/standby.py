@@ -275,10 +275,11 @@ class Handover:
         roles = [r for r in self.plan.resources if isinstance(r, BastionRoles)]
         reconcile(_without_outside_dependencies([machine, *roles]), self.context)
         self.lease.release()
+        self.lease.listen()  # nobody holds it while the bastion boots
         return token
 
     def wait_for_lease(self, token: int) -> LeaseSnapshot:
-        """Wait until the bastion has acquired the lease, or even released it again; return the lease.
+        """Wait until the bastion has acquired the lease, or even released it again, or somebody else; return the lease.
 
         Raises:
             CloudError: the bastion ended or did not start in time; the message includes its log.
@@ -287,6 +288,7 @@ class Handover:
         while (snapshot := self.lease.read()) is None or snapshot.record.token <= token:
             gone = isinstance(self.bastion.observe(self.context, {}), Absent)
             if gone or late():
+                self.lease.obey_requests()  # whoever ends the run deletes it
                 raise CloudError(
                     f"{self.bastion.title} {'ended early' if gone else 'did not start in time'}:\n{self._log_tail()}"
                 )

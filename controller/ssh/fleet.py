@@ -6,13 +6,14 @@ import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveRequest, Q
 from controller.core.errors import ConfigError, SlipwayError
+from controller.core.this_process import LOOK_SECONDS
 from controller.ssh.agent_link import AgentLink, ConnectionFailure, ConnectionParams, WorkerError, build_bundle
 from controller.ssh.connection import Connection
 from controller.ssh.login import WorkerVms
@@ -85,6 +86,8 @@ class Fleet:
         """Returns place and token of our lease (0: none); raises if another controller holds it."""
         self.note: Callable[[str], object] = lambda message: None
         """Shows the user a message."""
+        self.raise_if_interrupted: Callable[[], object] = lambda: None
+        """Called while workers are waited for; raises if this controller is to end."""
         self._may_change_host_key: set[int] = set()
         self._connector: Connector | None = None
         self._lock = threading.Lock()
@@ -219,8 +222,13 @@ class Fleet:
         if not calls:
             return []
         pool = ThreadPoolExecutor(max_workers=len(calls))
+        answers = [pool.submit(_catch_worker_error, call) for call in calls]
         try:
-            return list(pool.map(_catch_worker_error, calls))
+            while (now := wait(answers, LOOK_SECONDS, FIRST_EXCEPTION)).not_done:
+                self.raise_if_interrupted()
+                for answer in now.done:
+                    answer.result()
+            return [answer.result() for answer in answers]
         except BaseException:  # do not wait for the workers after an interrupt
             self.close()
             raise
@@ -282,6 +290,7 @@ class Fleets:
         connect: Callable[[SshTarget], Fleet],
         lease: Callable[[], tuple[str, int]],
         note: Callable[[str], object] = lambda message: None,
+        raise_if_interrupted: Callable[[], object] = lambda: None,
     ) -> None:
         """Store the parameters.
 
@@ -289,8 +298,10 @@ class Fleets:
             connect: opens the connections to a pod.
             lease: returns place and token of our lease; it is called before commands that change a worker.
             note: shows the user a message.
+            raise_if_interrupted: called while workers are waited for; raises if this controller is to end.
         """
         self._connect, self._lease, self._note = connect, lease, note
+        self._raise_if_interrupted = raise_if_interrupted
         self._repaired: set[str] = set()
         self._fleets: dict[str, Fleet] = {}
         self._lock = threading.Lock()
@@ -302,6 +313,7 @@ class Fleets:
                 self._fleets[pod.uid] = self._connect(pod)
                 self._fleets[pod.uid].before_pod_write = self._lease
                 self._fleets[pod.uid].note = self._note
+                self._fleets[pod.uid].raise_if_interrupted = self._raise_if_interrupted
                 if pod.uid in self._repaired:
                     self._fleets[pod.uid].expect_new_host_keys()
             return self._fleets[pod.uid]

@@ -310,7 +310,7 @@ def test_a_request_that_is_overwritten_is_made_again(time: ManualClock, file: Fa
             file.write_request(ReleaseRequest("taken over by cleo@host", "cleo", "nobody"))
         else:
             with contextlib.suppress(ReleaseRequestedError):
-                first._obey_requests()
+                first.obey_requests()
                 return
             first.release()
             time.on_sleep = lambda: None

@@ -13,10 +13,15 @@ import pytest
 from controller.cli.main import Command
 from controller.cli.verbs import down
 from controller.core.errors import CloudError
+from controller.gcp.answers import LABEL
 from controller.gcp.google_errors import GoogleError
 from controller.reconcile import Absent
+from controller.resources.bastion_vm import RUN_LABEL, Bastion
 from controller.run import cancel
 from tests.fakes.clock import ManualClock
+
+TEXTS = ("zone", "machine_type", "network", "subnetwork", "account", "labels")
+BASTION = Bastion(name="bastion", external_ip=False, run_id="mine", **cast(Any, dict.fromkeys(TEXTS, "")))
 
 
 class Scene:
@@ -35,6 +40,8 @@ class Scene:
         starting: bool = False,
         result: object = None,
         pod: object = "a node",
+        bastion: str = "",
+        driver: str = "",
     ) -> None:
         """Prepare the scene.
 
@@ -45,21 +52,29 @@ class Scene:
             starting: whether a controller of this machine has no lease yet.
             result: that of the run at the end.
             pod: what is there at the end.
+            bastion: run and state of the bastion that is there.
+            driver: what held the run's lease last.
         """
         self.seen: list[str] = []
         looks, held = iter(runs), iter(holders)
         self.clock = ManualClock()
         lease = SimpleNamespace(
-            current_other=lambda: next(held, None), await_release=lambda why, tell: self.seen.append(f"asked: {why}")
+            current_other=lambda: next(held, None),
+            await_release=lambda why, tell: self.seen.append(f"asked: {why}"),
+            read=lambda: SimpleNamespace(record=SimpleNamespace(driver=driver)) if driver else None,
         )
         config = SimpleNamespace(cloud=SimpleNamespace(kind="gcp"))
         self.session: Any = SimpleNamespace(
-            plan=SimpleNamespace(run_id="mine", bucket="b", config=config),
+            plan=SimpleNamespace(run_id="mine", bucket="b", config=config, resources=[BASTION]),
             context=SimpleNamespace(google=None, clock=self.clock, poll_seconds=5.0, state_dir=Path("state")),
             ledger=SimpleNamespace(result=lambda: result),
             fleet=lambda: "workers",
             node=lambda: pod,
         )
+        run, _, state = bastion.partition(" ")
+        machine = {"status": state, "labels": {**LABEL, RUN_LABEL: run}} if bastion else None
+        monkeypatch.setattr(Bastion, "_get", lambda bastion, context: machine)
+        monkeypatch.setattr(Bastion, "destroy", lambda bastion, context: self.seen.append("delete the bastion"))
         monkeypatch.setattr(cancel, "run_lease", lambda plan, context: lease)
         monkeypatch.setattr(cancel, "end_starting", lambda context, lease, file, run_id, why: starting)
         monkeypatch.setattr(cancel, "running_runs", lambda fleet: set(next(looks)))
@@ -93,6 +108,20 @@ class Scene:
             "mine is cancelled",
         ),
         ({"runs": [{}, {}], "starting": True, "pod": Absent()}, [], "mine is cancelled; `slipway up` resumes"),
+        ({"runs": [{}, {}], "bastion": "mine STAGING"}, ["delete the bastion"], "mine is cancelled"),
+        (
+            {"runs": [{}, {}], "bastion": "mine RUNNING", "driver": "laptop", "starting": True},
+            ["delete the bastion"],
+            "mine is cancelled",
+        ),
+        (
+            {"runs": [{}, {}], "bastion": "mine RUNNING", "driver": "laptop", "holders": ["anna"]},
+            ["asked: cancelled", "delete the bastion"],
+            "mine is cancelled",
+        ),
+        ({"bastion": "mine RUNNING", "driver": "bastion"}, [], "mine is not running"),
+        ({"bastion": "mine STOPPING"}, [], "mine is not running"),
+        ({"bastion": "other RUNNING"}, [], "mine is not running"),
     ],
 )
 def test_it_says_what_it_found_at_the_end(

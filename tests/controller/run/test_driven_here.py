@@ -48,7 +48,7 @@ def test_a_controller_without_a_lease_is_asked_as_soon_as_there_is_a_bucket_and_
         def look() -> None:
             if file.read_request() is not None:
                 try:
-                    starting._obey_requests()
+                    starting.obey_requests()
                 except LeaseLostError:
                     driving.close()
 

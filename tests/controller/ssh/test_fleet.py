@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,8 @@ from typing import Any
 import asyncssh
 import pytest
 
-from controller.core.this_process import InterruptedSleepError
+from controller.agent.protocol import TIDY
+from controller.core.this_process import Clock, InterruptedSleepError
 from controller.resources.pod.tpu_api import NodeVms
 from controller.ssh.fleet import FENCED_COMMANDS, Fleet, Fleets, SshTarget, WorkerError, failures
 from controller.ssh.login import private_key
@@ -271,6 +273,33 @@ def test_a_worker_refuses_the_late_commands_of_a_controller_that_another_has_rep
         error = only(fleet.call_all(command, {}))
         assert error.kind == "agent", command
         assert "another controller has taken over this pod (lease 7, not 6)" in str(error)
+
+
+def test_workers_that_take_minutes_are_left_alone_once_the_controller_is_to_end() -> None:
+    """Whoever wants its lease must not wait for a set-up."""
+    asked, closed = threading.Event(), threading.Event()
+
+    class Slow:
+        """A worker that answers when its connection is closed."""
+
+        closed = False
+
+        def call(self, command: Any, payload: Any) -> Any:
+            asked.set()
+            closed.wait(60)
+            raise WorkerError(0, "worker", "dropped", "closed on this side")
+
+        def close(self) -> None:
+            self.closed = True
+            closed.set()
+
+    clock, links = Clock(), [Slow(), Slow()]
+    parameters: Any = None
+    fleets = Fleets(lambda pod: Fleet(parameters, links=links), lambda: ("", 0), print, clock.raise_if_interrupted)  # type: ignore[arg-type]
+    threading.Thread(target=lambda: asked.wait(60) and clock.interrupt()).start()
+    with pytest.raises(InterruptedSleepError):
+        fleets.of(POD).call_all(TIDY, {})
+    assert [link.closed for link in links] == [True, True]
 
 
 # The fleets of several pods

@@ -321,3 +321,21 @@ def test_cancel_and_down_from_this_machine(slipway: SlipwayCli, plane: Plane) ->
     assert code == 0, err + out
     state = slipway.cloud().get("state")
     assert (state["node"], state["compute"], state["serviceAccount"], state["bucket"]) == ({}, {}, {}, {})
+
+
+@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")], ids=" ".join)
+@pytest.mark.parametrize(("words", "after"), [("bastion", 0.0), ("to take over", 0.0), ("to take over", 1.5)])
+def test_a_run_that_is_ended_while_its_bastion_boots_is_driven_by_nobody(
+    slipway: SlipwayCli, plane: Plane, verb: tuple[str, ...], words: str, after: float
+) -> None:
+    with controllers(slipway, ["up", WAITS, *plane.one, *BASTION]) as (giver,):
+        giver.hears(words)
+        time.sleep(after)
+        code, out, err = slipway(*verb, WAITS, *plane.one, *BASTION)
+        assert code == 0, out + err + giver.said
+        assert giver.ends() == 0, giver.said
+    assert "is not running" not in out
+    until(lambda: not bastions(slipway), seconds=300)
+    if verb[0] == "down":
+        assert pods(slipway.cloud().get("state")) == {}
+    assert slipway.json("status", WAITS, *plane.one, *BASTION)["run"]["state"] in ("not finished", "cancelled")
