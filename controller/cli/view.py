@@ -110,7 +110,7 @@ class View(TextScreen):
         from rich.spinner import Spinner
         from rich.text import Text
 
-        now = time.time()
+        now = time.time() + self._ahead
         room = self._console.width - SPINNER_WIDTH
         steps = [
             Spinner("dots", Text(f" {shorten(printable(title), room)}  {now - began:.0f} s"), style="cyan")
@@ -152,7 +152,7 @@ class View(TextScreen):
         if self._live is not None:
             self._live.stop()
         answer = self._console.input(printable(prompt), markup=False)  # "[y/N]" is not markup
-        self._last_news = time.time()
+        self._last_news = time.time() + self._ahead
         if self._live is not None:
             self._live.start()
         return answer

@@ -20,21 +20,38 @@ from typing import TypeVar
 T = TypeVar("T")
 LOOK_SECONDS = 0.5
 """How soon a wait for something else than time notices that it is to end."""
+TOLERANCE_SECONDS = 10.0
+"""How much a clock may differ from a server's: its answers have whole seconds, and take some to arrive."""
 
 
 class InterruptedSleepError(BaseException):
     """Stop requested while this thread slept. Not an Exception, so that no handler swallows it."""
 
 
+def boot_time() -> float:
+    """Return monotonic seconds that include the time in which this machine slept."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has only the latter
+
+
 class Clock:
-    """Wall time, and a sleep that ends at once when `interrupt` is called."""
+    """Time of day, and a sleep that ends at once when `interrupt` is called.
+
+    The time of day goes on with the boot's clock, so nothing moves when somebody sets that of this machine. Google's
+    answers correct it: limits count from times that Google, or a controller on another machine, has written.
+    """
 
     def __init__(self) -> None:
         self._stop = threading.Event()
+        self._booted = time.time() - boot_time()
 
     def now(self) -> float:
         """Return seconds since the epoch."""
-        return time.time()
+        return self._booted + boot_time()
+
+    def correct(self, date: float) -> None:
+        """Go by the time of day that a server has told a moment ago, in whole seconds, if ours is another one."""
+        if abs(self.now() - date) > TOLERANCE_SECONDS:
+            self._booted = date - boot_time()
 
     def monotonic(self) -> float:
         """Return monotonic seconds for durations, unaffected by clock changes and stopped while the machine sleeps."""
@@ -42,7 +59,7 @@ class Clock:
 
     def boot_time(self) -> float:
         """Return monotonic seconds that include the time in which this machine slept."""
-        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has only the latter
+        return boot_time()
 
     def sleep(self, seconds: float) -> None:
         """Sleep. Raises InterruptedSleepError if `interrupt` was called before or during the sleep."""

@@ -11,11 +11,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import cache
+from email.utils import parsedate_to_datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.core.this_process import Clock
+from controller.core.this_process import TOLERANCE_SECONDS, Clock
 from controller.gcp.connections import make_connection, use_proxies
 from controller.gcp.credentials import NO_CREDENTIALS
 from controller.gcp.google_errors import UNREACHABLE, GoogleError, NoCredentialsError, Retries, http_error
@@ -134,8 +135,6 @@ class GoogleClient:
 
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         """Return an object's metadata and the server's time, seconds since the epoch. Raises NotFoundError."""
-        from email.utils import parsedate_to_datetime
-
         dates: list[str] = []
         answer = self._with_retries(
             self._execute_once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates
@@ -242,19 +241,27 @@ class GoogleClient:
         with self._recorded(api, method, parameters), _translate_errors(f"{api} {method}"):
             request = self._method(api, method)(**parameters)
             request.headers.update(headers or {})
-            if dates is not None:
-                request.add_response_callback(lambda answer: dates.append(answer["date"]))
+            request.add_response_callback(partial(self._hear_date, self._clock.boot_time(), dates))
             if changes_pod or (request.method != "GET" and _changes_pod(api, method)):
                 self.before_pod_write()
             with self._connection(request.methodId) as http:
                 return request.execute(http=http)
+
+    def _hear_date(self, asked: float, dates: list[str] | None, answer: Mapping[str, str]) -> None:
+        """Set the clock by an answer, unless it came late: this machine may have slept meanwhile."""
+        if "date" not in answer:
+            return
+        if dates is not None:
+            dates.append(answer["date"])
+        if self._clock.boot_time() - asked <= TOLERANCE_SECONDS:
+            self._clock.correct(parsedate_to_datetime(answer["date"]).timestamp())
 
     @contextmanager
     def _recorded(self, api: str, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
         if not self._listeners:
             yield
             return
-        began, status = self._clock.now(), 200
+        began, began_after, status = self._clock.now(), self._clock.boot_time(), 200
         try:
             yield
         except GoogleError as error:
@@ -262,7 +269,7 @@ class GoogleClient:
             raise
         finally:
             names = {key: parameters[key] for key in sorted(parameters) if key in RECORDED_PARAMETERS}
-            seconds = round(self._clock.now() - began, 3)
+            seconds = round(self._clock.boot_time() - began_after, 3)
             call = {"time": round(began, 3), "api": api, "method": method, "of": names, "status": status}
             for listener in self._listeners:
                 listener({**call, "seconds": seconds})

@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from conf.strict_json import dumps
+from controller.agent.worker_processes import boot_id
 from controller.core.errors import CloudError
-from controller.core.json_documents import Document
-from controller.core.this_process import Clock
+from controller.core.json_documents import Document, has_format
+from controller.core.this_process import Clock, boot_time
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, NoCredentialsError, NotFoundError
 
@@ -32,10 +33,20 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class ObjectMetadata(Document):
-    """What a file does not hold: the generation of an object that we wrote, and its custom metadata."""
+    """What a file does not hold: the generation of an object that we wrote, and its custom metadata.
+
+    `boot_id` and `boot_seconds` say when it was written; the time of day of this machine may be set meanwhile.
+    """
 
     generation: int
     metadata: dict[str, str] = field(default_factory=dict)
+    boot_id: str = ""
+    boot_seconds: float = 0.0
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "") -> Self:
+        """Parse what this Slipway or an earlier one, without the time, wrote. Raises as `Document.from_json`."""
+        return super().from_json({"boot_id": "", "boot_seconds": 0.0, **body} if has_format(body) else body, where)
 
 
 class FolderClient(GoogleClient):
@@ -77,7 +88,10 @@ class FolderClient(GoogleClient):
             return file.read(end - begin)
 
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
-        return _describe(bucket, name), time.time()
+        found, known = _describe(bucket, name), _metadata(bucket, name)
+        if known.boot_id != boot_id():
+            return found, time.time()
+        return found, datetime.fromisoformat(found["updated"]).timestamp() + boot_time() - known.boot_seconds
 
     def upload(
         self,
@@ -204,7 +218,8 @@ def _replace(
             if metadata is not None or _metadata_file(bucket, name).is_file() or generation is not None:
                 # Like Cloud Storage's, a generation is never used again, not even after the object was deleted.
                 made = max(now + 1, time.time_ns() // 1000)
-                _write_metadata(bucket, name, ObjectMetadata(made, dict(metadata or {})))
+                written = ObjectMetadata(made, dict(metadata or {}), boot_id(), boot_time())
+                _write_metadata(bucket, name, written)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft.replace(path)
             return _describe(bucket, name)

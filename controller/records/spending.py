@@ -212,13 +212,17 @@ class Spending:
                 self._write(self._ended_unseen(life))
 
     def _ended_unseen(self, life: PodLifetime) -> PodLifetime:
-        """Return a lifetime with an end: the time in the watchdog's note, else of the last log upload."""
+        """Return a lifetime with an end: when the watchdog's note was written, else the log for the last time.
+
+        Both by the bucket's clock: that of a worker may be wrong.
+        """
         word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
-        ended = word.get("time") or max(self._last_log_upload(), life.began)
+        written = self._last_upload(end_name(life.pod, life.uid)) if word else 0.0
+        ended = max(written or self._last_upload(f"runs/{self._run_id}/logs/"), life.began)
         return replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
 
-    def _last_log_upload(self) -> float:
-        where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
+    def _last_upload(self, prefix: str) -> float:
+        where = {"bucket": self._bucket, "prefix": prefix}
         items = list(self._google.list_all("storage", "objects.list", "items", **where))
         return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=0.0)
 
@@ -324,10 +328,9 @@ def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[st
 
 
 def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
-    """Return {time, reason} if the watchdog deleted the pod, else an empty dict; a damaged note says no time."""
+    """Return {time, reason} if the watchdog deleted the pod, else an empty dict. The time is that of its worker."""
     try:
-        note = _json(google, bucket, end_name(pod, uid), "reason")
-        return note if isinstance(note.get("time", 0.0), int | float) else {"reason": note["reason"]}
+        return _json(google, bucket, end_name(pod, uid), "reason")
     except DamagedRecordError as error:
         return {"reason": f"the pod's watchdog ended it ({error})"}
 

@@ -49,7 +49,9 @@ class TextScreen:
         self._stream: Any = sys.stderr if json_lines else sys.stdout
         self._under_way: dict[str, tuple[float, str]] = {}
         self._last_news = time.time()
-        """When something was last shown."""
+        """When something was last shown, by the time of events."""
+        self._ahead = 0.0
+        """How many seconds the time of events is ahead of this machine's, which may be wrong."""
         self._unchanged = 0
         """Steps found as planned at once, for the line that counts them."""
         self._training = ""
@@ -79,6 +81,7 @@ class TextScreen:
     def __call__(self, event: Event) -> None:
         if self._json:
             print(event.as_json(), flush=True)
+        self._ahead = event.time - time.time()
         if event.kind != "log" or event.data["worker"] == 0:
             self._last_news = event.time
         if event.kind == "step_started":

@@ -1,14 +1,16 @@
-"""Long-running operations: a wait for one ends with its answer, its error, or its controller."""
+"""Google's answers: a wait for an operation ends with one, or with its controller; and each of them tells the time."""
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from controller.core.this_process import Clock, InterruptedSleepError
+from controller.core.this_process import TOLERANCE_SECONDS, Clock, InterruptedSleepError, boot_time
 from controller.gcp.answers import OperationFailedError, wait_compute
 from controller.gcp.google_errors import GoogleError
+from tests.controller.resources.conftest import EmulatedProject
 
 
 def caller(call: Any) -> Any:
@@ -53,3 +55,19 @@ def test_a_wait_raises_what_its_request_or_its_operation_says() -> None:
     with pytest.raises(OperationFailedError) as failed:
         wait_compute(caller(lambda api, method, **where: next(answers)), {"name": "op", "status": "PENDING"})
     assert failed.value.reason == "STOCKOUT"
+
+
+def test_an_answer_of_google_corrects_it_unless_it_came_late(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    google, clock = project.context.google, project.clock
+    for off in (7200.0, -7200.0, 5.0):
+        clock._booted = time.time() - boot_time() + off
+        google.call("compute", "networks.list", project=project.context.project)
+        expected = off if abs(off) < TOLERANCE_SECONDS else 0.0
+        assert clock.now() - time.time() - expected == pytest.approx(0.0, abs=TOLERANCE_SECONDS)
+    clock._booted += 7200.0
+    boot_times = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(clock, "boot_time", lambda: float(next(boot_times)))
+    google.call("compute", "networks.list", project=project.context.project)
+    assert clock.now() - time.time() > 7000.0, "this machine slept before it read the answer"

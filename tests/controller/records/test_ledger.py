@@ -16,7 +16,7 @@ from conf.schema.config import Config
 from controller.cli import main
 from controller.context import SurplusSlice
 from controller.core.json_documents import DamagedRecordError, FormatError
-from controller.core.this_process import Clock
+from controller.core.this_process import Clock, boot_time
 from controller.gcp.folder_store import FolderClient
 from controller.gcp.google_errors import GoogleError
 from controller.records import index
@@ -138,16 +138,18 @@ def test_the_wait_in_a_queue_is_not_billed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("off", [0.0, 7200.0, -7200.0])
-def test_the_limit_of_a_pod_is_told_by_the_clock_of_the_bucket(off: float, tmp_path: Path) -> None:
+def test_the_limit_of_a_pod_is_told_by_the_clock_of_the_bucket(
+    off: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     google, pod = FolderClient(ManualClock(time.time() + off)), cast(Any, SimpleNamespace)
     node = pod(name="pod", status=pod(uid="uid-9"))
     write_limit(google, str(tmp_path), node, "r-1", 3600.0)
     left = partial(read_limit, google, str(tmp_path), "pod", "uid-9")
     assert left("r-1") == pytest.approx(3600.0, abs=60.0)
-    file = tmp_path / limit_name("pod", "uid-9")
-    hours_ago = time.time() - 7200.0
-    os.utime(file, (hours_ago, hours_ago))
-    assert left("r-1") == pytest.approx(-3600.0, abs=60.0), "overdue"
+    later = boot_time() + 7200.0
+    with monkeypatch.context() as patch:
+        patch.setattr("controller.gcp.folder_store.boot_time", lambda: later)
+        assert left("r-1") == pytest.approx(-3600.0, abs=60.0), "overdue"
     assert left("r-2") is None, "another run had the pod"
     for seconds in (None, "soon"):
         write_limit(google, str(tmp_path), node, "r-1", cast(Any, seconds))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -115,10 +116,25 @@ def test_results_that_are_deleted_at_once_are_not_offered(plan: Plan, capsys: py
     assert capsys.readouterr().out.splitlines()[-2:] == ["  accuracy           0.5", last]
 
 
+class Seen(View):
+    """A view on a machine whose clock is an hour behind those that write events."""
+
+    def __init__(self, plan: Plan, *, json_lines: bool) -> None:
+        with mock.patch("time.time", return_value=1000.0):
+            super().__init__(plan, json_lines=json_lines)
+
+    def __call__(self, event: Event) -> None:
+        with mock.patch("time.time", return_value=event.time - BEHIND):
+            super().__call__(event)
+
+
+BEHIND = 3600.0
+
+
 def moving(view: View, now: float, monkeypatch: pytest.MonkeyPatch) -> str:
     from rich.console import Console
 
-    monkeypatch.setattr("controller.cli.view.time.time", lambda: now)
+    monkeypatch.setattr("controller.cli.view.time.time", lambda: now - view._ahead)
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(view._moving())
     return console.export_text()
@@ -126,7 +142,7 @@ def moving(view: View, now: float, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_wait_shows_its_seconds_until_the_next_attempt(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    view = View(plan, json_lines=False)
+    view = Seen(plan, json_lines=False)
     view(event("note", plan.run_id, "launched attempt 1 on 4 workers", attempt=1))
     assert moving(view, 1001.0, monkeypatch).strip() == ""
     assert "waiting for the program's output  5 s" in moving(view, 1005.0, monkeypatch)
@@ -161,8 +177,7 @@ LONG_WAITS = {
 def test_no_wait_is_silent_for_more_than_5_seconds(wait: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What moves is compared without the spinner: words and seconds, in the first minute and after an hour."""
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr("controller.run.text_screen.time.time", lambda: 1000.0)
-    view = View(plan, json_lines=False)
+    view = Seen(plan, json_lines=False)
     for one in LONG_WAITS[wait]:
         view(one)
     seconds = [*range(0, 65, 5), *range(3540, 3600, 5)]
