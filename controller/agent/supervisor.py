@@ -199,10 +199,10 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     # When the VM shuts down, every process gets SIGTERM: the program may save, and its end is still recorded.
     signal.signal(signal.SIGTERM, lambda *_: tell(SHUTDOWN, signal.SIGTERM))
     watch_notices(lambda kind: tell(kind, signal.Signals[order["notice"]] if order["notice"] else None))
-    ended = threading.Event()
+    ended, over = threading.Event(), threading.Event()
     uploads = threading.Thread(target=_upload_log_periodically, args=(folder, begun, ended), daemon=True)
     uploads.start()
-    heart = threading.Thread(target=keep_heartbeat, args=(ended,), daemon=True)
+    heart = threading.Thread(target=keep_heartbeat, args=(over,), daemon=True)
     heart.start()
     replaced = fence(program, order["bucket"], successor, order["fence_seconds"], ended)
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
@@ -210,11 +210,14 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     send_signal(os.killpg, program, signal.SIGKILL)
     kill_leftovers(folder)
     ended.set()
-    heart.join()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
     error = "a later attempt has replaced this one" if replaced.is_set() else None
     how |= {"error": error, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
-    return finalize_attempt(folder, how, before_masking=uploads.join)
+    try:
+        return finalize_attempt(folder, how, before_masking=uploads.join)
+    finally:
+        over.set()
+        heart.join()
 
 
 def write_shell_file(run: Path, environment: dict[str, str], secrets: set[str]) -> None:
@@ -322,12 +325,12 @@ def _watch_for_successor(
             print(f"cannot look for a later attempt: {error}", file=sys.stderr, flush=True)
 
 
-def keep_heartbeat(ended: threading.Event) -> None:
-    """Show that the pod is in use while the program runs, and start its watchdog again if that has died.
+def keep_heartbeat(over: threading.Event) -> None:
+    """Show that the pod is in use until the end is on record, and start its watchdog again if that has died.
 
-    The last look is after the program's end, from when on nobody else is sure to look.
+    The last look is the supervisor's last act: from then on nobody else is sure to look.
     """
-    while not ended.wait(HEARTBEAT_SECONDS):
+    while not over.wait(HEARTBEAT_SECONDS):
         write_heartbeat()
         keep_watchdog()
     keep_watchdog()

@@ -130,3 +130,11 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(google: FolderClient, 
     (tmp_path / "file").write_text("")
     with pytest.raises(CloudError, match=r"cannot write .*: Not a directory; cloud.folder names another folder"):
         google.upload(str(tmp_path / "file"), "a", b"")
+
+
+def test_a_folder_of_an_earlier_slipway_has_no_boot_time(google: FolderClient, bucket: str) -> None:
+    google.upload(bucket, "a", b"x", metadata={"key": "value"})
+    (Path(bucket) / ".metadata/a.json").write_text('{"format": 1, "generation": 4, "metadata": {"key": "value"}}')
+    found, now = google.object_metadata(bucket, "a")
+    assert (found["generation"], found["metadata"]) == ("4", {"key": "value"})
+    assert now >= Path(bucket, "a").stat().st_mtime

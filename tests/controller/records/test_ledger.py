@@ -23,7 +23,7 @@ from controller.records import index
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
 from controller.records.spending import Account, PodLifetime, Spending, close_billing, read_limit, write_limit
 from controller.recovery.responses import Incident
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name, limit_name
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name, end_name, limit_name
 from controller.run.options import RunOptions
 from tests.controller.conftest import SlipwayCli
 from tests.controller.inputs.wheels import git, git_repository
@@ -157,6 +157,21 @@ def test_the_limit_of_a_pod_is_told_by_the_clock_of_the_bucket(
     google.upload(str(tmp_path), limit_name("pod", "uid-9"), b"", metadata={"limit": "{"})
     assert left("r-1") is None
     assert read_limit(google, str(tmp_path), "pod", "uid-7", "r-1") is None
+
+
+@pytest.mark.parametrize("said", ['"time": 1', '"time": 9e9', '"time": "x"', '"other": 0'])
+def test_a_pod_that_deleted_itself_is_billed_until_its_note_was_written(said: str, tmp_path: Path) -> None:
+    """Whatever time its worker takes it for."""
+    account = spending(tmp_path)
+    began, written = account._clock.now() - 7200.0, account._clock.now() - 3600.0
+    account._write(PodLifetime("uid-9", "pod", "v6e-1", "us-east5-b", "spot", 2.0, began))
+    note = tmp_path / end_name("pod", "uid-9")
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(f'{{"format": 1, {said}, "reason": "idle"}}')
+    os.utime(note, (written, written))
+    account.close_lost("")
+    [life] = account.lifetimes()
+    assert (life.ended, life.why) == (pytest.approx(written, abs=1.0), "idle")
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": 1}', '{"format": 1, "latest": 3}'])
