@@ -145,6 +145,8 @@ def _delete(context: Context, pending: PendingDeletion, buckets: Sequence[str]) 
         return "it is gone"
     if status.created != pending.created_seconds:
         return "it is gone, another request has its name"
+    if not status.is_labelled:  # whoever can write to a bucket can ask for any deletion
+        return "it was not created by Slipway, and stays"
     if status.uid and any(read_claim(context.google, bucket, pending.pod, status.uid) for bucket in buckets):
         return "a run has taken its pod over"
     for bucket in buckets:  # last, since a run claims its pod only after it has set up the workers

@@ -15,12 +15,12 @@ from controller.lease_store import BucketLeaseStore, Identity
 from controller.reconcile import Absent
 from controller.records.unfinished import retry_deletions
 from controller.resources.pod import tpu_nodes
-from controller.resources.pod.provisioner import NOT_OBSERVED, claim_name
+from controller.resources.pod.provisioner import NOT_OBSERVED, SliceStatus, claim_name
 from controller.resources.pod.refusals import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import TWO_ZONES, A, B, Pod, pod
-from tests.controller.resources.pod.test_node import request
+from tests.controller.resources.pod.test_node import foreign, request
 from tests.fakes.context import make_context
 
 STILL = "Google still does not delete it; the next verb tries again"
@@ -252,3 +252,28 @@ def test_a_request_of_another_plane_is_deleted_by_that_plane(project: EmulatedPr
     body = record.to_json()
     assert body.pop("provisioner") == "instance"
     assert PendingDeletion.from_json(body) == replace(record, provisioner="queued"), "as the first version wrote it"
+
+
+@pytest.mark.parametrize("way", ["node", "queued", "instance"])
+def test_nothing_that_slipway_did_not_create_is_deleted_whatever_a_bucket_says(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    made = pod(project, *{
+        "node": ("tpu.zone=us-central1-a",), "queued": ("tpu.provisioner=queued",),
+        "instance": ("tpu=v6e_1", "tpu.plane=compute_engine", "tpu.zone=us-east5-b"),
+    }[way])  # fmt: skip
+    if way == "node":
+        foreign(made)
+        where = f"projects/slipway-local/locations/{A}/nodes/{made.node.name}"
+        zone, created = A, project.context.google.call("tpu", "projects.locations.nodes.get", name=where)["createTime"]
+    else:
+        status = made.up().status
+        zone, created = status.place.zone, iso_timestamp(status.created)
+        monkeypatch.setattr(SliceStatus, "is_labelled", False)
+    record_deletion(project.context, PendingDeletion("slipway-local", zone, made.node.name, created, 0.0, "", way))
+    [line] = retry_deletions(project.context)
+    assert line.endswith("it was not created by Slipway, and stays")
+    assert objects(project) == [], "nobody asks again"
+    monkeypatch.undo()
+    assert made.observe().status.created > 0
+    made.down()
