@@ -208,16 +208,16 @@ class ReplacedRuns:
         """Return the plan of a run from its record; None if it has no pods of samplers to end.
 
         Raises:
-            SlipwayError: the record is damaged, or something that it names has gone.
+            SlipwayError: the record is damaged.
         """
         bucket, state = self._plan.bucket, Path(self._plan.config.run.state_dir).expanduser()
         content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
         if content is None:
             return None
-        document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"), run_id)
-        if not _has_sampler_pods(document):
+        document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"), run_id, bucket)
+        if document["project"] != context.project or not _has_sampler_pods(document):
             return None
-        return plan_from_record(document, recorded_config(document, Path.cwd()), context.google, state)
+        return plan_from_record(document, recorded_config(document, Path.cwd()), context.google, state, drives=False)
 
 
 def _has_sampler_pods(document: RunRecord) -> bool:

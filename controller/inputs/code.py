@@ -93,6 +93,17 @@ class CodeSnapshot:
 
 
 @dataclass(frozen=True)
+class NamedCode(CodeSnapshot):
+    """Code of which only the hash is known: enough to look at its run or to end it."""
+
+    recorded: str
+
+    @cached_property
+    def sha256(self) -> str:
+        return self.recorded
+
+
+@dataclass(frozen=True)
 class UnfetchedSnapshot(CodeSnapshot):
     """Code of another repository that could not be fetched yet: enough for a plan, and for nothing else."""
 

@@ -20,7 +20,7 @@ from controller.config.run_yaml import Placeholders
 from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
 from controller.gcp.prices import hourly_price, load_prices
-from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot
+from controller.inputs.code import CodeSnapshot, NamedCode, UnfetchedSnapshot
 from controller.inputs.env_inputs import Requirements, Vault, read_requirements
 from controller.inputs.resolved_assets import BuildRecipe, ResolvedAsset, files_below, path_exists
 from controller.reconcile import Resource
@@ -136,7 +136,7 @@ def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
         return Requirements(_lock(config))
     if config.env.packages != "requirements" or config.env.requirements is None:
         return Requirements("")
-    if isinstance(code, UnfetchedSnapshot):
+    if isinstance(code, UnfetchedSnapshot | NamedCode):
         return Requirements("")
     name = Path(config.env.requirements).as_posix()
     links = dict(code.links)

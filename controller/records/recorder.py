@@ -5,6 +5,7 @@ plan.yaml (the same config, readable), git.json with diff.patch, and the events 
 drove the run. The code itself is in the bucket's archive `code/<sha256>.tar.gz`.
 """
 
+import os
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event
 from controller.core.json_documents import DamagedRecordError, checked, dump, load, load_json, type_problem
+from controller.core.text import one_line
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError
 from controller.inputs.git import collect_git_status as git_record
@@ -128,7 +130,8 @@ class Recorder:
                 trust.remember(self._context.state_dir, read_run_record(known, RECORD_FILE, plan.run_id))
             else:
                 known = ledger.read(RECORD_FILE) or known  # another controller was faster
-        self._context.local_notes.write(self.folder / RECORD_FILE, known)
+        if self._parse(known, f"{ledger.prefix}/{RECORD_FILE}") is not None:
+            self._context.local_notes.write(self.folder / RECORD_FILE, known)
         seen = index.row_generation(self._context.google, ledger.bucket, plan.run_id)
         self._context.before_pod_write()  # whoever acquires the lease after this writes the row later than we looked
         with suppress(ConflictError):
@@ -189,7 +192,7 @@ class Recorder:
         if content is None:
             return None
         try:
-            return read_run_record(content, name, run_id or self._plan.run_id)
+            return read_run_record(content, name, run_id or self._plan.run_id, self._ledger.bucket)
         except DamagedRecordError as error:
             self._ledger.report(str(error))
             return None
@@ -313,8 +316,8 @@ def load_record(state: Path, run_id: str) -> RunRecord | None:
     return read_run_record(file.read_bytes(), str(file), run_id) if file.is_file() else None
 
 
-def read_run_record(content: bytes, name: str, run_id: str) -> RunRecord:
-    """Parse the record of a run.
+def read_run_record(content: bytes, name: str, run_id: str, bucket: str = "") -> RunRecord:
+    """Parse the record of a run. One from a bucket must name it: else its reader would act elsewhere, or in a folder.
 
     Raises:
         DamagedRecordError: it is not what `Recorder` writes for this run.
@@ -324,10 +327,12 @@ def read_run_record(content: bytes, name: str, run_id: str) -> RunRecord:
     problem = type_problem(known, RecordKeys, "the record")
     try:
         problem = problem or index.row_problem(row_from_record(known))
+        if not problem and known["run"] != run_id:
+            problem = f"it is of another run, {known['run']}"
+        if not problem and bucket and os.path.realpath(known["bucket"]) != os.path.realpath(bucket):
+            problem = f"it names another bucket, {one_line(known['bucket']):.200}"
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         problem = problem or f"{type(error).__name__} {error}"
-    if not problem and known["run"] != run_id:
-        problem = f"it is of another run, {known['run']}"
     if problem:
         raise DamagedRecordError(f"{name} is damaged: {problem}")
     return known

@@ -1,19 +1,14 @@
-"""What an earlier command has left to plan with: the record of a run, the weights of one, a plan in a file.
+"""A run, restored from its record: the same config, code, packages and data, whatever the working tree holds.
 
-A run is restored from its record: the same config, code, packages and data, whatever the working tree holds. The record
-is read from this machine, else from the bucket that the overrides next to `--run` (`cloud=…`) select. The code comes
-from the archive in the bucket, so that a clean clone at any commit is enough.
-
-`model.weights=run:ID`, the weights of another run, is resolved to a checkpoint's path before anything is billed. The
-config, and so the record of the run, then holds the path with the step: a repeat starts from the same weights.
-
-A plan file can be committed. Only its config is frozen, not the code: the same file with other code is another run with
-another id. `up --run ID` repeats an existing run, code included.
+The record is read from this machine, else from the bucket that the overrides next to `--run` (`cloud=…`) select. The
+code comes from the archive in the bucket, so that a clean clone at any commit is enough; verbs that only look at the
+run or end it need neither.
 """
 
 import difflib
 import os
 import re
+import shlex
 import shutil
 import sys
 import tarfile
@@ -27,11 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from conf.schema.base import without_volatile
 from conf.schema.config import Config, validate
-from conf.schema.training.model import different_weights, read_model_section
 from controller.agent.commands.run_inputs import unpack
 from controller.agent.fs import AgentError, tree_files, tree_hash
 from controller.config.compose import compose, compose_raw, with_overrides
@@ -39,19 +32,18 @@ from controller.config.run_yaml import bucket_name
 from controller.connect import missing_project, open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.json_documents import DamagedRecordError, checked, has_format, stamped
-from controller.core.text import is_folder, object_url, width_of, wrap
+from controller.core.json_documents import DamagedRecordError, FormatError
+from controller.core.text import object_url, one_line
 from controller.emulator import Emulator
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NoCredentialsError, NotFoundError
-from controller.inputs.code import CodeSnapshot
+from controller.inputs.code import CodeSnapshot, NamedCode
 from controller.inputs.resolved_assets import AssetFile, ResolvedAsset
 from controller.plan.build import Plan, RecordedInputs, build_plan
 from controller.records import index, recorder
-from controller.records.fetch import LATEST, choose_step
 from controller.records.ledger import Ledger
 from controller.records.local_names import repository_problem
-from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, load_record, read_run_record
+from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, read_run_record
 from controller.records.trust import is_trusted
 
 
@@ -76,33 +68,51 @@ class RecordedRun:
 
     document: RunRecord
     config: Config
-    code: CodeSnapshot
     context: Context
     emulator: Emulator | None
     folder: Path
+
+    @cached_property
+    def code(self) -> CodeSnapshot:
+        """Its code, unpacked on this machine. Raises ConfigError if the bucket does not have it."""
+        return _restore_code(self.context.google, self.document, self.context.state_dir)
 
     def plan(self, *, drives: bool) -> Plan:
         """Return its plan.
 
         Args:
             drives: for a verb that executes what the record holds: its own steps are imported, and the plan is that of
-                a new run `ID-r1` if the run has finished.
+                a new run `ID-r1` if the run has finished. Other verbs need neither its code nor its data.
         """
         google, document = self.context.google, self.document
         name = _next_run_id(google, document["bucket"], document["run"]) if drives else document["run"]
-        inputs = _recorded_inputs(google, document, name, self.context.state_dir)
-        plan = build_plan(self.config, document["project"], self.folder, self.code, inputs, own_code=drives)
+        inputs = _recorded_inputs(google if drives else None, document, name, self.context.state_dir)
+        code = self.code if drives else self._code_to_look_with()
+        plan = build_plan(self.config, document["project"], self.folder, code, inputs, own_code=drives)
         return replace(plan, trusted=is_trusted(self.context.state_dir, document))
+
+    def _code_to_look_with(self) -> CodeSnapshot:
+        """Return the code if its requirements say which packages the workers have, and the bucket has it."""
+        if self.config.env.packages == "requirements":
+            try:
+                return self.code
+            except (ConfigError, OSError) as error:
+                print(f"warning: {error}; `verify` cannot compare the packages", file=sys.stderr)
+        return _named_code(self.document, self.folder)
 
 
 @contextmanager
-def open_record(run_id: str, overrides: Sequence[str], folder: Path) -> Iterator[RecordedRun]:
+def open_record(
+    run_id: str, overrides: Sequence[str], folder: Path, *, only_results: bool = False
+) -> Iterator[RecordedRun]:
     """Open the record of a run and a connection to its cloud.
 
     Args:
         run_id: id of the run.
         overrides: `cloud=…` selects where the record is; `key.path=value` changes where and how the run executes.
         folder: current folder of the user.
+        only_results: for a verb that only reads files of the run: if the record is missing or damaged, that is said,
+            and the files are those in the bucket of the overrides.
 
     Raises:
         ConfigError: the record is missing or incomplete, or the overrides would make it another run.
@@ -110,11 +120,16 @@ def open_record(run_id: str, overrides: Sequence[str], folder: Path) -> Iterator
     groups = [word for word in overrides if "." not in word.partition("=")[0]]
     here = _validated_config(groups, folder)
     state = Path(here.run.state_dir).expanduser()
-    document = _record_here(state, run_id) or download_record(here, run_id)
-    config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
+    try:
+        document = _record_here(state, run_id) or download_record(here, run_id)
+        config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
+    except (ConfigError, DamagedRecordError, FormatError) as error:
+        if not only_results or not _has_files(here, run_id):
+            raise
+        print(f"warning: {error}; its files are there all the same", file=sys.stderr)
+        document, config = _no_record(here, run_id), here
     with open_context(config) as (context, emulator):
-        code = _restore_code(context.google, document, state)
-        yield RecordedRun(document, config, code, context, emulator, folder)
+        yield RecordedRun(document, config, context, emulator, folder)
 
 
 def _record_here(state: Path, run_id: str) -> RunRecord | None:
@@ -126,15 +141,37 @@ def _record_here(state: Path, run_id: str) -> RunRecord | None:
         return None
 
 
-def plan_from_record(document: RunRecord, config: Config, google: GoogleClient, state: Path) -> Plan:
+def _has_files(here: Config, run_id: str) -> bool:
+    where = {"bucket": bucket_name(here, project_of(here)), "prefix": f"runs/{run_id}/", "maxResults": 1}
+    try:
+        with open_context(here) as (context, _):
+            return bool(context.google.call("storage", "objects.list", **where).get("items"))
+    except (NotFoundError, NoCredentialsError):
+        return False
+
+
+def _no_record(here: Config, run_id: str) -> RunRecord:
+    """Return what is known of a run without its record."""
+    project = project_of(here)
+    known = {"run": run_id, "project": project, "bucket": bucket_name(here, project), "code_sha256": "0" * 64}
+    return known | {"run_yaml": "", "requirements": "", "assets": []}
+
+
+def plan_from_record(
+    document: RunRecord, config: Config, google: GoogleClient, state: Path, *, drives: bool = True
+) -> Plan:
     """Rebuild the plan of a record on another machine than the one that made it, without the user's own steps.
 
     Raises:
-        ConfigError: its code or data no longer exists.
+        ConfigError: it is to drive the run, and its code or data no longer exists.
     """
-    code = _restore_code(google, document, state)
-    inputs = _recorded_inputs(google, document, document["run"], state)
+    code = _restore_code(google, document, state) if drives else _named_code(document, state)
+    inputs = _recorded_inputs(google if drives else None, document, document["run"], state)
     return build_plan(config, document["project"], state, code, inputs, own_code=False)
+
+
+def _named_code(document: RunRecord, folder: Path) -> NamedCode:
+    return NamedCode(folder, (), _checked_hash(document, document["code_sha256"]))
 
 
 def _validated_config(overrides: Sequence[str], folder: Path) -> Config:
@@ -165,9 +202,15 @@ def download_record(here: Config, run_id: str) -> RunRecord:
             f"--run {run_id}: no such run on this machine or in {object_url(bucket)}; `slipway runs` lists runs; to "
             "search elsewhere, add cloud=… or cloud.bucket=…"
         )
-    document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"), run_id)
-    if (kind := document["config"]["cloud"]["kind"]) != here.cloud.kind:  # with cloud=here it could name any folder
+    document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"), run_id, bucket)
+    if (kind := document["config"]["cloud"]["kind"]) != here.cloud.kind:
         raise DamagedRecordError(f"--run {run_id}: its record says cloud={kind}, and is in {object_url(bucket)}")
+    if document["project"] != project and not missing_project(project):
+        theirs = f"{one_line(document['project']):.200}"
+        raise ConfigError(
+            f"--run {run_id}: its record, in {object_url(bucket)}, says project {theirs}, not {project}; if that is "
+            f"right, add cloud.project={shlex.quote(theirs)}"
+        )
     return document
 
 
@@ -275,7 +318,8 @@ def _checked_hash(document: RunRecord, text: str) -> str:
     return text
 
 
-def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, state: Path) -> RecordedInputs:
+def _recorded_inputs(google: GoogleClient | None, document: RunRecord, run_id: str, state: Path) -> RecordedInputs:
+    """Return what the record says of the run's inputs; with `google`, the bucket must have the data."""
     bucket = document["bucket"]
     run_yaml = document["run_yaml"]
     if run_id != document["run"]:
@@ -288,6 +332,8 @@ def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, sta
         files = tuple(AssetFile(name, state / "downloads" / sha, sha) for name, sha in hashes.items())
         content = ResolvedAsset(asset["kind"], asset["name"], asset["identity"], files)
         held[content.path] = content
+        if google is None:
+            continue
         try:
             google.call("storage", "objects.get", bucket=bucket, object=f"{content.prefix}/manifest.json")
         except NotFoundError:
@@ -296,91 +342,3 @@ def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, sta
                 "a run with the same overrides copies it again"
             ) from None
     return RecordedInputs(run_id, run_yaml, held, document["requirements"])
-
-
-WEIGHTS = "model.weights"
-RUN_PREFIX = "run:"
-RUN_REFERENCE = re.compile(r"run:(?P<run>[A-Za-z0-9._-]+)(@(?P<which>best|\d+))?")
-
-
-def with_resolved_weights(config: Config) -> Config:
-    """Return the config with `run:ID` replaced by the path of a checkpoint; unchanged if it names none.
-
-    Raises:
-        ConfigError: the run is unknown, has no such checkpoint, is of another model, or the pod cannot read it.
-    """
-    model = config.model
-    if model is None or model.weights is None or not model.weights.startswith(RUN_PREFIX):
-        return config
-    found = RUN_REFERENCE.fullmatch(model.weights)
-    if found is None:
-        raise ConfigError(f"{WEIGHTS}: {model.weights} is none of run:ID, run:ID@best and run:ID@STEP")
-    run_id = found["run"]
-    state = Path(config.run.state_dir).expanduser()
-    record = load_record(state, run_id) or _record_of_run(config, run_id)
-    _check_weights(config, run_id, record)
-    with open_context(config) as (context, _):
-        bucket = record["bucket"]
-        step = choose_step(context.google, bucket, run_id, found["which"] or LATEST, WEIGHTS)
-    path = object_url(bucket, f"runs/{run_id}/checkpoints/{step}")
-    said = f"note: {WEIGHTS}: {model.weights} is step {step}: {path}"
-    print(wrap(said, width_of(sys.stderr), 2), file=sys.stderr)
-    return config.model_copy(update={"model": model.model_copy(update={"weights": path})})
-
-
-def _record_of_run(config: Config, run_id: str) -> dict[str, Any]:
-    try:
-        return download_record(config, run_id)
-    except ConfigError as error:
-        raise ConfigError([f"{WEIGHTS}: {str(problem).removeprefix('--run ')}" for problem in error.problems]) from None
-
-
-def _check_weights(config: Config, run_id: str, record: dict[str, Any]) -> None:
-    """Raise ConfigError if the weights of the recorded run do not suit the config."""
-    theirs, here = record["config"]["cloud"]["kind"], config.cloud.kind
-    if theirs != here and (is_folder(record["bucket"]) or "local" in (theirs, here)):
-        raise ConfigError(
-            f"{WEIGHTS}: {run_id} ran with cloud={theirs}, whose checkpoints cloud={here} cannot read; `slipway export "
-            f"{run_id} --format slipway --to FOLDER` copies them; then set {WEIGHTS} to it, or to an asset of it"
-        )
-    assert config.model is not None
-    try:
-        made = read_model_section(record["config"].get("model"))
-    except ValidationError:
-        if record["config"].get("model") is None:
-            raise ConfigError(f"{WEIGHTS}: {run_id} is no run of the bundled trainer, so it has no weights") from None
-        raise ConfigError(
-            f"{WEIGHTS}: {run_id} was made by another version of Slipway, whose keys of the model differ; name its "
-            "checkpoint's path instead"
-        ) from None
-    if key := different_weights(made, config.model):
-        wish, there = getattr(config.model, key), getattr(made, key)
-        raise ConfigError(f"model.{key}: is {wish!r}, but {there!r} in {run_id}, whose weights {WEIGHTS} names")
-
-
-PLANS_FOLDER = "plans"
-
-
-def save_plan(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
-    """Write `plans/<run id>.yaml` below a folder and return the file; run.state_dir, which is local, is left out."""
-    config = plan.config.model_dump(mode="json")
-    del config["run"]["state_dir"]
-    run = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256}
-    content = stamped({**run, "config": config})
-    file = folder / PLANS_FOLDER / f"{plan.run_id}.yaml"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
-    return file
-
-
-def load_planned_config(file: Path) -> dict[str, Any]:
-    """Load the config of a plan file, not validated yet. Raises ConfigError if it is unreadable."""
-    try:
-        content = yaml.safe_load(file.read_text())
-        config = dict((checked(content, str(file)) if has_format(content) else {})["config"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it contains no config"
-        raise ConfigError(f"--plan {file}: {why}; create one with `slipway plan --save …`") from None
-    state_dir = compose_raw(())["run"]["state_dir"]
-    config["run"] = {**config["run"], "state_dir": state_dir}
-    return config

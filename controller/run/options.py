@@ -75,7 +75,7 @@ class RunOptions:
         if config is None or problems:
             raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
         if resolve and config.model is not None and (config.model.weights or "").startswith("run:"):
-            from controller.records.restore import with_resolved_weights
+            from controller.records.run_weights import with_resolved_weights
 
             config = with_resolved_weights(config)
         return config, findings
@@ -113,7 +113,7 @@ class RunOptions:
         """Compose the config of the overrides, or apply them to the config of the plan file."""
         if self.plan_file is not None:
             from conf.schema.config import validate
-            from controller.records.restore import load_planned_config
+            from controller.records.plan_file import load_planned_config
 
             return validate(with_overrides(load_planned_config(self.plan_file), self.overrides))
         return compose(self.overrides, extra_dir=Path.cwd() / "slipway")

@@ -82,7 +82,12 @@ class Session:
 
 @contextmanager
 def open_session(
-    options: RunOptions, *, keep_awake: bool = False, ends: bool = False, own_code: bool = False
+    options: RunOptions,
+    *,
+    keep_awake: bool = False,
+    ends: bool = False,
+    own_code: bool = False,
+    only_results: bool = False,
 ) -> Iterator[Session]:
     """Open a session that looks or ends, and close it at the end. Nothing that a record holds is imported or executed.
 
@@ -92,8 +97,10 @@ def open_session(
         ends: whether the verb ends something that is billed, and so waits for no bucket. Else a result that this
             machine keeps of the run is recorded first.
         own_code: import own steps that the overrides name, to delete them. Those of a record are never imported.
+        only_results: as in `open_record`.
     """
-    with open_plan(options, keep_awake=keep_awake, drives=False, own_code=own_code) as (plan, context, emulator):
+    opened = open_plan(options, keep_awake=keep_awake, drives=False, own_code=own_code, only_results=only_results)
+    with opened as (plan, context, emulator):
         session = Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), emulator)
         if ends:
             context.google.hurry()
@@ -104,7 +111,12 @@ def open_session(
 
 @contextmanager
 def open_plan(
-    options: RunOptions, *, drives: bool, keep_awake: bool = False, own_code: bool = True
+    options: RunOptions,
+    *,
+    drives: bool,
+    keep_awake: bool = False,
+    own_code: bool = True,
+    only_results: bool = False,
 ) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan of the overrides, or of the record of `options.run_id`, and a connection to its cloud.
 
@@ -114,6 +126,7 @@ def open_plan(
             that this machine did not make must be trusted.
         keep_awake: as in `open_session`.
         own_code: import own steps that the overrides name.
+        only_results: as in `open_record`.
 
     Raises:
         ConfigError: there is no usable config or record, or the record is not trusted.
@@ -121,7 +134,8 @@ def open_plan(
     with ExitStack() as stack:
         if options.run_id:
             with options.showing(f"reading the record of {options.run_id}"):
-                found = stack.enter_context(open_record(options.run_id, options.overrides, Path.cwd()))
+                opened = open_record(options.run_id, options.overrides, Path.cwd(), only_results=only_results)
+                found = stack.enter_context(opened)
             if drives:
                 state, asks = found.context.state_dir, not options.json
                 require_trust(found.document, found.config, found.code, state, trust=options.trust, asks=asks)

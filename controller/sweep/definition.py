@@ -33,7 +33,7 @@ from controller.plan.build import Plan, build_plan
 from controller.plan.samplers import num_sampler_pods
 from controller.records import index
 from controller.records.ledger import Ledger, Result
-from controller.records.restore import with_resolved_weights
+from controller.records.run_weights import with_resolved_weights
 from controller.run.estimate import estimate_run, with_interval
 from controller.sweep.grid import SearchSpace, Variant, apply_launcher, expand_grid, split_overrides
 

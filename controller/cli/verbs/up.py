@@ -30,7 +30,7 @@ from controller.plan.needed_permissions import Need, permissions_of_plan
 from controller.plan.samplers import describe_samplers
 from controller.reconcile import NotEnabled, Unknown
 from controller.records.index import LastCommand, save_last_command
-from controller.records.restore import save_plan
+from controller.records.plan_file import save_plan
 from controller.resources.pod.planes import label_places, plane_of, planes_not_tried
 from controller.run.estimate import describe_estimate
 from controller.run.preview import RunPreview, preview_run

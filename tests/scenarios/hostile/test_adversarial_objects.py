@@ -186,11 +186,12 @@ def read_object_of_ledger(content: bytes) -> Any:
     return read_alerts(Ledger(MemoryStorage(b={f"runs/{RUN}/alerts.json": content}), "b", RUN))
 
 
+RECORDED = golden("record")["run"]
 SOURCE_FILE = {"name": "a", "path": "a", "size": 1, "sha256": "", "blob": "1"}
 READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "launch": (golden("launch"), lambda content: parse_record(content, Launch.from_json, "launch")),
     "result": (golden("result"), lambda content: parse_record(content, Result.from_json, "result")),
-    "record": (golden("record"), lambda content: read_run_record(content, "record", golden("record")["run"])),
+    "record": (golden("record"), lambda content: read_run_record(content, "record", RECORDED, "lab-slipway")),
     "lease": (golden("lease"), lambda content: BucketLeaseStore(of_metadata("lease", content), "b", "p").read()),
     "row": (golden("row"), lambda content: index.list_published_rows(of_metadata("row", content), "b")),
     "alerts": (golden("alerts"), read_object_of_ledger),

@@ -21,6 +21,7 @@ from controller.cli.flags import VERBS
 from controller.cli.verbs import results
 from controller.connect import open_context, project_of
 from controller.core.errors import SlipwayError
+from controller.gcp.client import GoogleClient
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.modules import references
 from controller.plan.build import build_plan
@@ -148,6 +149,22 @@ class Strangers:
             google.upload(plan.bucket, f"index/{run}.json", row.encode(), metadata={"row": row})
         return run
 
+    def _objects(self, prefix: str) -> Iterator[tuple[GoogleClient, str, str]]:
+        with open_context(config_of(*CLOUD)) as (context, _):
+            google = context.google
+            for bucket in google.list_all("storage", "buckets.list", "items", project=context.project):
+                where = {"bucket": bucket["name"], "prefix": prefix}
+                for item in google.list_all("storage", "objects.list", "items", **where):
+                    yield google, bucket["name"], item["name"]
+
+    def damage(self, prefix: str, content: bytes) -> None:
+        """Write this in place of every object below a prefix of the bucket."""
+        for google, bucket, name in self._objects(prefix):
+            google.upload(bucket, name, content)
+
+    def read(self, prefix: str) -> list[bytes]:
+        return [google.download(bucket, name) for google, bucket, name in self._objects(prefix)]
+
 
 @pytest.fixture
 def strangers(slipway: SlipwayCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Strangers]:
@@ -236,3 +253,59 @@ def test_a_record_is_shown_and_asked_about_once(
     assert REFUSED not in capsys.readouterr().err
     main.run(plan)
     assert "is from a record" not in capsys.readouterr().err, "the answer is remembered"
+
+
+@pytest.mark.e2e
+def test_a_run_whose_code_data_or_record_is_damaged_is_looked_at_and_ended(
+    strangers: Strangers, slipway: SlipwayCli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = strangers.publish(PROGRAM)
+    strangers.damage("code/", b"no archive")
+    for verb in ("get", "status", "cancel", "down", "verify", "logs", "exec"):
+        for line in VERB_WORDS[verb]:
+            if "RUN" in line and "--all" not in line:
+                at = line.index("--") if "--" in line else len(line)
+                argv = [verb, *(run if word == "RUN" else word for word in line[:at]), *CLOUD, *line[at:]]
+                assert main.run(argv) == (2 if verb in ("verify", "logs", "exec") else 0), argv
+                said = capsys.readouterr().err
+                assert "the code in" not in said, argv
+                assert verb in ("get", "status", "cancel", "down") or "`slipway up`" in said, (argv, said)
+    assert main.run(["plan", "--run", run, "--trust", *CLOUD]) == 2
+    assert "cannot unpack the code" in capsys.readouterr().err
+    assert not any((slipway.home / "code").glob("*")), "nobody asked for the code"
+
+
+CLAIMS: dict[str, tuple[dict[str, Any], str]] = {
+    "another bucket": ({"bucket": "attackers-bucket"}, "it names another bucket, attackers-bucket"),
+    "a folder": ({"bucket": "/etc"}, "it names another bucket, /etc"),
+    "another project": ({"project": "production"}, "says project production, not slipway-local"),
+    "another run": ({"run": "r-0123abcd"}, "it is of another run, r-0123abcd"),
+    "a later Slipway": ({"format": 2}, "update slipway"),
+    "keys that are none": ({"config": {"cloud": {"kind": "local"}}}, "damaged"),
+}
+
+
+@pytest.mark.e2e
+def test_a_record_speaks_of_no_other_place_and_blocks_no_results(
+    strangers: Strangers, slipway: SlipwayCli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = strangers.publish(PROGRAM)
+    [whole] = strangers.read(f"runs/{run}/record.json")
+    records = {"no JSON": (b"{", "no JSON")}
+    records |= {
+        name: (json.dumps(json.loads(whole) | claim).encode(), words) for name, (claim, words) in CLAIMS.items()
+    }
+    for name, (content, words) in records.items():
+        strangers.damage(f"runs/{run}/record.json", content)
+        for line in (["status", "--run", run], ["cancel", "--run", run], ["down", "--run", run, "--yes"]):
+            assert main.run([*line, *CLOUD]) == 2, (name, line)
+            assert words in " ".join(capsys.readouterr().err.split()), (name, line)
+        assert main.run(["get", run, "--to", name, *CLOUD]) == 0, name
+        said = " ".join(capsys.readouterr().err.split())
+        assert words in said, name
+        assert "its files are there all the same" in said, name
+        assert (slipway.repository / name / "run.yaml").is_file(), name
+    for unknown in ("program-00000000", "../../../etc", "a b"):
+        assert main.run(["get", unknown, "--to", "none", *CLOUD]) == 2
+        assert "all the same" not in capsys.readouterr().err
+    assert not (slipway.repository / "none").exists()
