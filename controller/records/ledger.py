@@ -12,7 +12,16 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from conf.strict_json import dumps
 from controller.core.errors import SlipwayError
-from controller.core.json_documents import DamagedRecordError, Document, Record, checked, dump, has_format, load_json
+from controller.core.json_documents import (
+    DamagedRecordError,
+    Document,
+    FormatError,
+    Record,
+    checked,
+    dump,
+    has_format,
+    load_json,
+)
 from controller.core.text import format_duration, object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, NotFoundError
@@ -137,7 +146,7 @@ class Ledger:
                 if launch.attempt != int(number[1]):
                     raise DamagedRecordError(f"{item['name']} is damaged: it records attempt {launch.attempt}")
                 found.append(launch)
-            except DamagedRecordError as error:
+            except (DamagedRecordError, FormatError) as error:
                 self.report(str(error))
                 written = datetime.fromisoformat(item["updated"]).timestamp()
                 found.append(Launch(int(number[1]), UNKNOWN_POD, written))
@@ -167,7 +176,7 @@ class Ledger:
                 self._last_incident = max(self._last_incident, int(number[1]))
             try:
                 found.append(parse_record(content, parse, item["name"]))
-            except DamagedRecordError as error:
+            except (DamagedRecordError, FormatError) as error:
                 self.report(str(error))
         return found
 
@@ -231,9 +240,9 @@ class Ledger:
             return None
         try:
             ended = parse_record(content, checked, name)
-        except DamagedRecordError:
+        except (DamagedRecordError, FormatError):
             return "an end whose record is damaged"
-        return f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
+        return f"code {ended['code']}" if ended.get("code") is not None else str(ended.get("signal") or "an error")
 
     def read(self, name: str) -> bytes | None:
         """Return a document of the run, or None if it does not exist."""
@@ -326,7 +335,7 @@ def read_alerts(ledger: Ledger) -> AlertRecord:
         return AlertRecord(0)
     try:
         return parse_record(content, AlertRecord.from_json, f"{ledger.prefix}/{ALERTS_FILE}")
-    except DamagedRecordError as error:
+    except (DamagedRecordError, FormatError) as error:
         ledger.report(str(error))
         return AlertRecord(0)
 

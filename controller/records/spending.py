@@ -263,7 +263,7 @@ class Spending:
         """
         try:
             return parse_record(content, PodLifetime.from_json, item["name"])
-        except DamagedRecordError as error:
+        except (DamagedRecordError, FormatError) as error:
             self.problems.append(str(error))
             uid, _, began = item["name"].rpartition("/")[2].removesuffix(".json").rpartition("-")
             if not began.isdecimal():
@@ -292,7 +292,7 @@ def write_ends(google: GoogleClient, bucket: str, run_id: str, lives: Sequence[P
         name = f"runs/{run_id}/pods/{life.key}.json"
         try:
             known = parse_record(google.download(bucket, name), PodLifetime.from_json, name).ended
-        except (NotFoundError, DamagedRecordError):
+        except (NotFoundError, DamagedRecordError, FormatError):
             known = None
         if life.ended is not None and known is None:
             google.upload(bucket, name, dumps(life.to_json()).encode())
@@ -310,7 +310,7 @@ def close_billing(context: Context, bucket: str, config: Config, node: Node, why
     """End the lifetime of a pod that is deleted or stopped, in the account of its last run; say if it is unknown."""
     try:
         claim = read_claim(context.google, bucket, node.name, node.status.uid)
-    except DamagedRecordError as error:
+    except (DamagedRecordError, FormatError) as error:
         url = object_url(bucket, str(error))
         context.events.note(node.id, f"warning: {url}; the end of the pod's time is not on record")
         return
@@ -331,7 +331,7 @@ def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict
     """Return {time, reason} if the watchdog deleted the pod, else an empty dict. The time is that of its worker."""
     try:
         return _json(google, bucket, end_name(pod, uid), "reason")
-    except DamagedRecordError as error:
+    except (DamagedRecordError, FormatError) as error:
         return {"reason": f"the pod's watchdog ended it ({error})"}
 
 

@@ -7,7 +7,7 @@ imported by name, from the archive, and from the current folder, and leaves its 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,11 @@ class Strangers:
         for google, bucket, name in self._objects(prefix):
             google.upload(bucket, name, content)
 
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        for google, bucket, _ in self._objects("index/"):  # the one row
+            for name, content in objects.items():
+                google.upload(bucket, name, content)
+
     def read(self, prefix: str) -> list[bytes]:
         return [google.download(bucket, name) for google, bucket, name in self._objects(prefix)]
 
@@ -309,3 +314,25 @@ def test_a_record_speaks_of_no_other_place_and_blocks_no_results(
         assert main.run(["get", unknown, "--to", "none", *CLOUD]) == 2
         assert "all the same" not in capsys.readouterr().err
     assert not (slipway.repository / "none").exists()
+
+
+DOCUMENTS = (
+    "launches/0001.json", "verdicts/0001.json", "pods/uid-1.json", "alerts.json", "cancels/0001.json", "metrics.jsonl",
+    "logs/attempt-1/worker-0.exit.json", "events/0a1b2c3d.jsonl", "scores.json", "transcripts.jsonl",
+)  # fmt: skip
+
+
+@pytest.mark.e2e
+def test_no_document_of_a_run_keeps_anyone_from_looking_or_ending(
+    strangers: Strangers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = strangers.publish(PROGRAM)
+    for content in (b'{"format": 999}', b"{", b'{"format": 1, "attempt": [], "signal": {}, "code": null, "alerts": 1}'):
+        strangers.put({f"runs/{run}/{name}": content for name in DOCUMENTS})
+        for verb in ("get", "status", "cancel", "down", "report", "runs", "orphans"):
+            for line in VERB_WORDS[verb]:
+                if "--all" not in line:
+                    argv = [verb, *(run if word == "RUN" else word for word in line), *CLOUD]
+                    code, said = main.run(argv), capsys.readouterr()
+                    assert code == 0, (content, argv, said.err)
+                    assert "Traceback" not in said.err, (content, argv)
