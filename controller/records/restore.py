@@ -44,7 +44,7 @@ from controller.records import index, recorder
 from controller.records.ledger import Ledger
 from controller.records.local_names import repository_problem
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, read_run_record
-from controller.records.trust import is_trusted
+from controller.records.trust import is_trusted, parse_run_yaml
 
 
 class MissingInputsError(ConfigError):
@@ -127,7 +127,10 @@ def open_record(
         if not only_results or not _has_files(here, run_id):
             raise
         print(f"warning: {error}; its files are there all the same", file=sys.stderr)
-        document, config = _no_record(here, run_id), here
+        document, config = {"run": run_id, "project": project_of(here), "bucket": _bucket(here)}, here
+    if only_results:  # so that nothing else that a record holds is in the way of them
+        document = document | {"code_sha256": "0" * 64, "run_yaml": "", "requirements": "", "assets": []}
+        config = here.model_copy(update={"cloud": config.cloud, "tpu": config.tpu})
     with open_context(config) as (context, emulator):
         yield RecordedRun(document, config, context, emulator, folder)
 
@@ -141,20 +144,17 @@ def _record_here(state: Path, run_id: str) -> RunRecord | None:
         return None
 
 
+def _bucket(here: Config) -> str:
+    return bucket_name(here, project_of(here))
+
+
 def _has_files(here: Config, run_id: str) -> bool:
-    where = {"bucket": bucket_name(here, project_of(here)), "prefix": f"runs/{run_id}/", "maxResults": 1}
+    where = {"bucket": _bucket(here), "prefix": f"runs/{run_id}/", "maxResults": 1}
     try:
         with open_context(here) as (context, _):
             return bool(context.google.call("storage", "objects.list", **where).get("items"))
     except (NotFoundError, NoCredentialsError):
         return False
-
-
-def _no_record(here: Config, run_id: str) -> RunRecord:
-    """Return what is known of a run without its record."""
-    project = project_of(here)
-    known = {"run": run_id, "project": project, "bucket": bucket_name(here, project), "code_sha256": "0" * 64}
-    return known | {"run_yaml": "", "requirements": "", "assets": []}
 
 
 def plan_from_record(
@@ -294,8 +294,7 @@ def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> Cod
                 unpack(draft / "archive", draft / "tree")
             except (AgentError, EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
                 raise ConfigError(f"--run {document['run']}: cannot unpack the code in {where}: {error}") from None
-            unhashed = next((draft / "tree").rglob("__pycache__"), None)  # Python would run it in place of its source
-            if unhashed or tree_hash(draft / "tree") != sha256:
+            if tree_hash(draft / "tree") != sha256:
                 raise ConfigError(f"--run {document['run']}: the code in {where} does not match the record")
             if problem := repository_problem(tree_files(draft / "tree")):
                 raise ConfigError(f"--run {document['run']}: the code in {where} has {problem!r}, which tools obey")
@@ -323,7 +322,7 @@ def _recorded_inputs(google: GoogleClient | None, document: RunRecord, run_id: s
     bucket = document["bucket"]
     run_yaml = document["run_yaml"]
     if run_id != document["run"]:
-        content = yaml.safe_load(run_yaml)
+        content = parse_run_yaml(document)
         content |= {"id": run_id, "dir": f"{content['dir'].rpartition('/')[0]}/{run_id}"}
         run_yaml = yaml.safe_dump(content, sort_keys=False)
     held: dict[str, ResolvedAsset] = {}

@@ -15,11 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from conf.strict_json import dumps
+from controller.config.compose import compose_raw
+from controller.config.run_yaml import render
 from controller.core.errors import ConfigError
 from controller.core.events import confirm
-from controller.core.text import one_line, plural, width_of, wrap
+from controller.core.json_documents import DamagedRecordError
+from controller.core.text import object_url, one_line, plural, width_of, wrap
 from controller.inputs.modules import references
+from controller.inputs.resolved_assets import ResolvedAsset
 from controller.plan.worker_steps import venv_requirements
 
 if TYPE_CHECKING:
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 RunRecord = Mapping[str, Any]
 ON_THIS_MACHINE = ("check", "notifier", "resource kind")
 """Kinds of own code that run on the machine that drives the run."""
+SETTINGS = ("cloud", "network", "ssh", "env", "logging", "notify", "recovery")
+"""Sections of the config of which all that is not usual is shown."""
 MAX_WORDS = 2000
 """Characters of a value that are shown; the rest is in the record."""
 
@@ -84,16 +92,22 @@ def require_trust(
 
 
 def what_it_executes(document: RunRecord, config: Config, code: CodeSnapshot) -> Iterator[tuple[str, str]]:
-    """Yield what a record makes machines execute, or hands to what they execute, as pairs of name and words."""
+    """Yield what a record makes machines execute, or hands to what they execute, as pairs of name and words.
+
+    Raises:
+        DamagedRecordError: its run.yaml is none.
+    """
+    run, bucket = document["run"], document["bucket"]
+    yield "record", f"{object_url(bucket, f'runs/{run}/record.json')}, in project {document['project']}"
     yield "files", f"{plural(len(code.files), 'file')} in {code.root}"
     git = document.get("git") or {}
     changes = " with changes of its own" if git.get("dirty") else ""
     yield "commit", f"{git.get('commit') or 'unknown'}{changes}, as the record says"
     if (repository := config.code.repository) is not None:
         yield "from", f"{repository.url} at {repository.commit}"
-    lines = document["requirements"].splitlines()
-    yield "packages", f"{config.env.packages}, {plural(len(lines), 'line')} of requirements"
-    for built in venv_requirements(config, code).git:
+    requirements = venv_requirements(config, code)
+    yield "packages", f"{config.env.packages}{_packages(document['requirements'], requirements.text, config)}"
+    for built in requirements.git:
         yield "build", f"{built.line}, on this machine"
     everything_here = config.cloud.kind == "here"
     for use in references(config):
@@ -105,3 +119,53 @@ def what_it_executes(document: RunRecord, config: Config, code: CodeSnapshot) ->
     for name, source in sorted(config.secret_sources.items()):
         if source is not None:
             yield "secret", f"{name}, which this machine reads from {source}"
+    # What grants rights, opens networks, and changes what a program finds around it.
+    usual, chosen = compose_raw([f"cloud={config.cloud.kind}"]), config.model_dump(mode="json")
+    for key, value in _differences({name: chosen[name] for name in SETTINGS}, usual):
+        yield "sets", f"{key}: {dumps(value)}"
+    if config.program.kind == "trainer":
+        prefixes = {each["name"]: ResolvedAsset(each["kind"], each["name"], each["identity"]).prefix
+                    for each in document["assets"]}  # fmt: skip
+        rendered = yaml.safe_load(render(config, run, bucket, prefixes))
+        told = {key: value for key, value in parse_run_yaml(document).items() if key not in ("pod", "compile_cache")}
+        for key, value in _differences(told, rendered):
+            yield "run.yaml", f"{key}: {dumps(value)}, which its config does not say"
+
+
+def _packages(recorded: str, wanted: str, config: Config) -> str:
+    """Return what is known of the packages: with a lock, which lines of the record this version's lock lacks."""
+    if config.env.packages != "lock":
+        return f", as in {config.env.requirements}" if config.env.requirements else ""
+    there = set(wanted.splitlines())
+    others = [line.strip(" \\") for line in recorded.splitlines() if line.strip() and line not in there]
+    if not others:
+        return ", that of this version"
+    return f", in which {plural(len(others), 'line')} are not in that of this version: {', '.join(others)}"
+
+
+def parse_run_yaml(document: RunRecord) -> dict[str, Any]:
+    """Return the content of a record's run.yaml. Raises DamagedRecordError if it is not what Slipway writes."""
+    try:
+        text = document["run_yaml"]
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise ValueError("it has aliases")
+        content = yaml.safe_load(text)
+        if not isinstance(content, dict) or not isinstance(content.get("dir"), str):
+            raise ValueError("it has no dir")
+        dumps(content)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        why = one_line(" ".join(str(error).split()))
+        raise DamagedRecordError(
+            f"--run {document['run']}: the run.yaml of its record is damaged: {why:.200}"
+        ) from None
+    return content
+
+
+def _differences(found: Mapping[Any, Any], usual: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value, by its dotted key, that is another one than usual."""
+    for key, value in found.items():
+        there = usual.get(key, {})
+        if isinstance(value, dict) and isinstance(there, dict):
+            yield from _differences(value, there, f"{above}{key}.")
+        elif value != there or key not in usual:
+            yield f"{above}{key}", value

@@ -77,7 +77,8 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive of files, folders and links inside it into a new folder.
 
     Raises:
-        AgentError: the archive holds devices, paths or links that lead outside it, or more than MAX_FILES or MAX_BYTES.
+        AgentError: the archive holds devices, compiled Python, paths or links that lead outside it, or more than
+            MAX_FILES or MAX_BYTES.
     """
     files = total = 0
     links: dict[Path, str] = {}  # made last, so that no file is written through one
@@ -90,6 +91,8 @@ def unpack(archive: Path, folder: Path) -> None:
                 raise AgentError(f"the archive contains {member.name!r}, which leads outside it")
             if not (member.isfile() or member.isdir() or member.issym()):
                 raise AgentError(f"the archive contains {member.name!r}, which is no file, folder or link")
+            if "__pycache__" in parts:  # which no hash covers
+                raise AgentError(f"the archive contains {member.name!r}, which Python would run in place of its source")
             if files > MAX_FILES or total > MAX_BYTES:
                 raise AgentError(f"the archive contains more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             path = folder.joinpath(*parts)
