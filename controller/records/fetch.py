@@ -48,7 +48,7 @@ def list_files(google: GoogleClient, bucket: str, prefix: str, path: str) -> lis
     found = [f for f in every if not wanted or f.path == wanted or f.path.startswith(f"{wanted}/")]
     if not found:
         top = sorted({f.path.partition("/")[0] + ("/" if "/" in f.path else "") for f in every})
-        there = f"it has {', '.join(top)}" if top else "the bucket has no files of this run"
+        there = f"it has {', '.join(map(one_line, top))}" if top else "the bucket has no files of this run"
         raise ConfigError(f"get: gs://{bucket}/{prefix}/{wanted}: no such file or folder; {there}")
     return found
 

@@ -5,7 +5,6 @@ folder, and none that a shell, git, direnv, an editor, Python, pytest or another
 Most of those are hidden; of the hidden ones only those of known formats are written.
 """
 
-import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -18,7 +17,7 @@ HIDDEN_DATA = frozenset(
 )
 """What Hydra, PyTorch, Zarr and programs write into their results."""
 OBEYED = frozenset(("conftest.py", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "hydra_plugins", "desktop.ini",
-                    "autorun.inf", "agents.md", "_darcs"))  # fmt: skip
+                    "autorun.inf", "agents.md", "claude.md", "gemini.md", "_darcs"))  # fmt: skip
 """What tools find by themselves in any folder that they walk through or are shown, though it is not hidden."""
 OBEYED_AT_THE_TOP = frozenset((
     # Python, pytest and uv, and checkers whose settings name plugins
@@ -31,14 +30,30 @@ OBEYED_AT_THE_TOP = frozenset((
     "bunfig.toml", "deno.json", "cargo.toml", "build.rs", "rust-toolchain", "rust-toolchain.toml", "go.mod",
     "flake.nix", "shell.nix", "default.nix", "devenv.nix", "devbox.json", "mise.toml", "tiltfile", "dockerfile",
     "compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml", "workspace", "module.bazel",
-    "_vimrc", "_netrc",
+    "_vimrc", "_netrc", "build", "build.bazel", "workspace.bazel", "pom.xml", "build.gradle", "build.gradle.kts",
+    "settings.gradle", "settings.gradle.kts", "gulpfile.js", "gruntfile.js", "snakefile", "earthfile", "wscript",
+    # programs whose settings name code, commands or a server that gets a key
+    "matplotlibrc", "ansible.cfg", "jupyter_config.json", "jupyter_notebook_config.json", "jupyter_server_config.json",
 ))  # fmt: skip
 """What tools read in the folder in which they are started."""
 REPOSITORIES = frozenset((".git", ".hg", ".jj"))
 """Folders whose settings name commands, which a prompt of a shell is enough to run. Slipway ships none as code."""
 BARE_REPOSITORY = "head"
 """The file by which git takes a folder for a bare repository, and obeys its `config`."""
-OBEYED_ENDINGS = (".code-workspace", ".pth", ".lnk", ".url", ".desktop", ".command", ".terminal", ".webloc", ".scf")
+OBEYED_ENDINGS = (
+    ".code-workspace",
+    ".pth",
+    ".lnk",
+    ".url",
+    ".desktop",
+    ".command",
+    ".terminal",
+    ".webloc",
+    ".scf",
+    ".library-ms",
+    ".search-ms",
+    ".searchconnector-ms",
+)
 OURS = "slipway"
 """What Slipway itself reads in the current folder: config files and modules of the user's own."""
 RESERVED = frozenset(("con", "prn", "aux", "nul", "conin$", "conout$", "clock$")) | {
@@ -86,11 +101,12 @@ def _path_problem(parts: list[str]) -> str:
         return "is obeyed by tools that are started there"
     if _compared(parts[-1]) == BARE_REPOSITORY:
         return "would make the folder a git repository"
-    stem, _, ending = first.partition(".")
-    is_module = len(parts) == 1 and ending.rpartition(".")[2] in MODULE_ENDINGS
+    is_module = len(parts) == 1 and first.rpartition(".")[2] in MODULE_ENDINGS
     is_package = len(parts) > 1 and _compared(parts[1]).startswith("__init__.")
-    if (is_module or is_package) and stem in sys.stdlib_module_names:
-        return "would be imported in place of a module of Python"
+    if is_module or is_package:  # whatever it is called: `import numpy` takes a numpy.py
+        return "would be imported by a Python that is started there"
+    if (first, _compared(parts[-1])) == ("wandb", "settings"):
+        return "is obeyed by tools that are started there"
     return "is read by Slipway if it is started there" if first == OURS else ""
 
 

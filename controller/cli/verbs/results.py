@@ -90,7 +90,11 @@ def _download(
     targets, skipped = local_files(files, folder)
     missing = {target: file for target, file in targets.items() if not is_complete(file, target)}
     line, total = _ProgressLine(quiet=quiet), sum(file.size for file in missing.values())
+    written = {_identity(target): file.path for target, file in targets.items() if target not in missing}
     for number, (target, file) in enumerate(missing.items(), 1):
+        if (same := written.get(_identity(target))) is not None:  # on a disk without case, or with one form of letters
+            skipped[file.path] = f"is the same file as {same} on this disk"
+            continue
         show = partial(line.show, f"{number}/{len(missing)}  {file.path}", total)
         try:
             fetch_file(session.context.google, session.plan.bucket, file, target, show)
@@ -105,9 +109,20 @@ def _download(
             if error.errno not in OF_ONE_FILE:
                 raise ConfigError(f"get: cannot write {target}: {reason}; choose another folder with --to") from None
             skipped[file.path] = f"cannot be written: {reason}"
+        else:
+            written[_identity(target)] = file.path
     line.clear()
     there = [file.path for file in targets.values() if file.path not in skipped]
     return there, len([file for file in missing.values() if file.path not in skipped]), skipped
+
+
+def _identity(file: Path) -> tuple[int, int] | Path:
+    """Return what two names of one file have in common; of a file that does not exist yet, its path."""
+    try:
+        found = file.stat()
+    except OSError:
+        return file
+    return found.st_dev, found.st_ino
 
 
 def _create_ignored(folder: Path) -> None:
@@ -152,7 +167,7 @@ def _print_listing(files: list[RemoteFile], *, as_json: bool) -> None:
         parts = file.path.split("/")
         folders["/".join(parts[:2]) + ("/" if len(parts) > 2 else "")].append(file.size)
     for name, sizes in sorted(folders.items()):
-        print(f"{format_size(sum(sizes)):>10}  {name}{f'  {len(sizes)} files' if len(sizes) > 1 else ''}")
+        print(f"{format_size(sum(sizes)):>10}  {one_line(name)}{f'  {len(sizes)} files' if len(sizes) > 1 else ''}")
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ READ_ANYWHERE = (
     ".pdbrc", ".ipython", ".pth", ".autoenv", ".direnv", ".husky", ".github", ".htaccess", ".pylintrc",
     ".coveragerc", ".flake8", ".pytest.ini",
     "conftest.py", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "hydra_plugins", "AGENTS.md", "a.pth",
-    "a.desktop", "a.lnk", "x.code-workspace", "HEAD",
+    "a.desktop", "a.lnk", "CLAUDE.md", "a.library-ms", "x.code-workspace", "HEAD",
 )  # fmt: skip
 READ_AT_THE_TOP = (
     "pyproject.toml", "setup.py", "setup.cfg", "pytest.ini", "tox.ini", "mypy.ini", "Makefile", "GNUmakefile",
     "justfile", "package.json",
     "shell.nix", "flake.nix", "mise.toml", "noxfile.py", "Pipfile", "json.py", "readline.py", "rlcompleter.so",
-    "code.pyc", "slipway",
+    "code.pyc", "slipway", "numpy.py", "jax.cpython-311-x86_64-linux-gnu.so", "torch.pyc", "__main__.py",
+    "gunicorn.conf.py", "jupyter_notebook_config.py", "matplotlibrc", "ansible.cfg", "build.gradle", "BUILD.bazel",
 )  # fmt: skip
 WRITTEN = (
     "result.json", "logs/attempt-1/worker-0.log", "checkpoints/3/state/d/0123", "checkpoints/3/_CHECKPOINT_METADATA",
@@ -30,6 +31,8 @@ WRITTEN = (
     "code/pyproject.toml", "a/json.py", "code/train.py", "head/kernel/.zarray", "plots/10:30.png", "a b/ü.txt",
     "plan.yaml",
     "a..b", "git", "gitlab", "console.txt", "commit.txt", "日本.txt", "token/1", "trainer/metrics.json",
+    "wandb/run-1/files/config.yaml", "numpy/x.npy",
+    "a/matplotlibrc", "builds/x",
 )  # fmt: skip
 
 
@@ -62,7 +65,9 @@ def test_what_tools_read_where_they_start_is_not_written_at_the_top(name: str) -
         "", ".", "..", "../x", "a/../../x", "a/..", "/etc/passwd", "//x", "a//b", "./a", "a/./b", "a\\..\\b", "a\0b",
         "a\nb", "\x1b[31m", "a\u202eb", "a\u200bb", ".g\u200cit/config", "a\u2028b", "\ud800", "CON", "nul.txt",
         "a/com1", "LPT9.log", "aux .txt", "-rf", "a/--checkpoint-action=exec=sh x", "git~1/config", "GIT~2", "x" * 201,
-        "é" * 101, "a/" * 1200 + "b", "json/__init__.py", "typing/__init__.pyc", "slipway/mine.yaml",
+        "é" * 101, "a/" * 1200 + "b", "json/__init__.py", "typing/__init__.pyc", "numpy/__init__.py",
+        "jax/__init__.pyc", "wandb/settings",
+        "WandB/Settings.", "slipway/mine.yaml",
     ],
 )  # fmt: skip
 def test_what_is_no_name_of_a_file_here_is_not_written(path: str) -> None:

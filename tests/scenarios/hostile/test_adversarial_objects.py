@@ -126,6 +126,25 @@ def test_one_such_object_never_blocks_a_run(tmp_path: Path, monkeypatch: pytest.
         assert [path.name for path in folder.parent.iterdir()] == ["got"], name
 
 
+def test_two_names_of_one_file_are_told_and_the_first_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link stands for a disk on which names that differ in case, or in the form of their letters, are the same."""
+    folder = tmp_path / "got"
+    for one, other in (("A", "a"), ("\u00e9", "e\u0301"), ("Logs", "LOGS")):
+        (folder / one).mkdir(parents=True)
+        (folder / other).symlink_to(one)
+    objects = {f"{name}/x": name.encode() for name in ("A", "a", "\u00e9", "e\u0301", "Logs", "LOGS")}
+    for _ in range(2):
+        assert get(folder, objects | {"z": b"z"}, monkeypatch) == 1
+        said = json.loads(capsys.readouterr().out)
+        assert [row["why"].partition(" as ")[0] for row in said["skipped"]] == ["is the same file"] * 3
+        assert sorted(said["files"]) == ["A/x", "Logs/x", "z", "\u00e9/x"]
+        assert {name: (folder / name).read_bytes() for name in said["files"]} == {
+            name: (objects | {"z": b"z"})[name] for name in said["files"]
+        }
+
+
 def storage(**objects: bytes) -> MemoryStorage:
     return MemoryStorage(b={name.replace("__", "/"): content for name, content in objects.items()})
 

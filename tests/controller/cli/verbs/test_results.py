@@ -36,7 +36,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryStorage:
     storage = MemoryStorage(b={f"runs/{RUN}/{name}": content for name, content in {**GOOD, **BAD}.items()})
 
     @contextmanager
-    def opened(options: Any) -> Iterator[Any]:
+    def opened(options: Any, **_: Any) -> Iterator[Any]:
         del options
         plan, ledger = SimpleNamespace(run_id=RUN, bucket="b"), SimpleNamespace(prefix=f"runs/{RUN}")
         yield SimpleNamespace(plan=plan, ledger=ledger, context=SimpleNamespace(google=storage))
