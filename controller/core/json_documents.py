@@ -105,16 +105,20 @@ def load_json(content: str | bytes, where: str) -> Any:
 
 
 def append_lines(file: Path, text: str) -> None:
-    """Append whole lines; a line that was cut short by a crash is left on its own."""
+    """Append whole lines; a line that was cut short by a crash is left on its own. An OSError names the file."""
     if not text:
         return
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with file.open("a+b") as out:
-        fcntl.flock(out, fcntl.LOCK_EX)  # controllers of several runs append at the same time
-        if out.seek(0, os.SEEK_END):
-            out.seek(-1, os.SEEK_END)
-            text = text if out.read() == b"\n" else f"\n{text}"
-        out.write(text.encode())
+    try:
+        with file.open("a+b") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)  # controllers of several runs append at the same time
+            if out.seek(0, os.SEEK_END):
+                out.seek(-1, os.SEEK_END)
+                text = text if out.read() == b"\n" else f"\n{text}"
+            out.write(text.encode())
+    except OSError as error:
+        error.filename = error.filename or str(file)  # that of a full disk names none
+        raise
 
 
 MAX_DEPTH = 64

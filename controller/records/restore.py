@@ -6,14 +6,8 @@ run or end it need neither.
 """
 
 import difflib
-import os
-import re
 import shlex
-import shutil
 import sys
-import tarfile
-import tempfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,8 +19,6 @@ import yaml
 
 from conf.schema.base import without_volatile
 from conf.schema.config import Config, validate
-from controller.agent.commands.run_inputs import unpack
-from controller.agent.fs import AgentError, tree_files, tree_hash
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.config.run_yaml import bucket_name
 from controller.connect import missing_project, open_context, project_of
@@ -42,24 +34,9 @@ from controller.inputs.resolved_assets import AssetFile, ResolvedAsset
 from controller.plan.build import Plan, RecordedInputs, build_plan
 from controller.records import index, recorder
 from controller.records.ledger import Ledger
-from controller.records.local_names import repository_problem
+from controller.records.recorded_code import MissingInputsError, checked_hash, restore_code
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, read_run_record
 from controller.records.trust import is_trusted, parse_run_yaml
-
-
-class MissingInputsError(ConfigError):
-    """The bucket no longer has the code or the data of a recorded run."""
-
-
-@dataclass(frozen=True)
-class ArchivedCode(CodeSnapshot):
-    """Code from an archive, which is shipped again byte for byte."""
-
-    archive_bytes: bytes
-
-    @cached_property
-    def archive(self) -> bytes:
-        return self.archive_bytes
 
 
 @dataclass(frozen=True)
@@ -75,7 +52,7 @@ class RecordedRun:
     @cached_property
     def code(self) -> CodeSnapshot:
         """Its code, unpacked on this machine. Raises ConfigError if the bucket does not have it."""
-        return _restore_code(self.context.google, self.document, self.context.state_dir)
+        return restore_code(self.context.google, self.document, self.context.state_dir)
 
     def plan(self, *, drives: bool) -> Plan:
         """Return its plan.
@@ -165,13 +142,13 @@ def plan_from_record(
     Raises:
         ConfigError: it is to drive the run, and its code or data no longer exists.
     """
-    code = _restore_code(google, document, state) if drives else _named_code(document, state)
+    code = restore_code(google, document, state) if drives else _named_code(document, state)
     inputs = _recorded_inputs(google if drives else None, document, document["run"], state)
     return build_plan(config, document["project"], state, code, inputs, own_code=False)
 
 
 def _named_code(document: RunRecord, folder: Path) -> NamedCode:
-    return NamedCode(folder, (), _checked_hash(document, document["code_sha256"]))
+    return NamedCode(folder, (), checked_hash(document, document["code_sha256"]))
 
 
 def _validated_config(overrides: Sequence[str], folder: Path) -> Config:
@@ -276,47 +253,6 @@ def _next_run_id(google: GoogleClient, bucket: str, run_id: str) -> str:
     return f"{base}-r{int(found[1]) + 1 if found else 1}"
 
 
-def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> CodeSnapshot:
-    """Unpack the recorded code on this machine and check it against its hash."""
-    sha256, bucket = _checked_hash(document, document["code_sha256"]), document["bucket"]
-    where = object_url(bucket, f"code/{sha256}.tar.gz")
-    try:
-        packed = google.download(bucket, f"code/{sha256}.tar.gz")
-    except NotFoundError:
-        raise MissingInputsError(f"--run {document['run']}: its code is missing from {where}") from None
-    folder = state / "code" / sha256
-    if not folder.is_dir():
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{sha256[:12]}-", dir=folder.parent))
-        try:
-            try:
-                (draft / "archive").write_bytes(packed)
-                unpack(draft / "archive", draft / "tree")
-            except (AgentError, EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
-                raise ConfigError(f"--run {document['run']}: cannot unpack the code in {where}: {error}") from None
-            if tree_hash(draft / "tree") != sha256:
-                raise ConfigError(f"--run {document['run']}: the code in {where} does not match the record")
-            if problem := repository_problem(tree_files(draft / "tree")):
-                raise ConfigError(f"--run {document['run']}: the code in {where} has {problem!r}, which tools obey")
-            if not folder.is_dir():
-                os.replace(draft / "tree", folder)  # noqa: PTH105 - of a folder
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    names = tree_files(folder)
-    if tree_hash(folder, names) != sha256:
-        raise ConfigError(f"--run {document['run']}: {folder} does not match the record; delete it and try again")
-    links = tuple((name, str((folder / name).readlink())) for name in names if (folder / name).is_symlink())
-    files = tuple(name for name in names if not (folder / name).is_symlink())
-    return ArchivedCode(folder, files, packed, links=links)
-
-
-def _checked_hash(document: RunRecord, text: str) -> str:
-    """Return a hash that is safe as a file name: others can write to the bucket that the record comes from."""
-    if not re.fullmatch(r"[0-9a-f]{64}", str(text)):
-        raise ConfigError(f"--run {document['run']}: its record contains an invalid SHA-256: {text!r}")
-    return text
-
-
 def _recorded_inputs(google: GoogleClient | None, document: RunRecord, run_id: str, state: Path) -> RecordedInputs:
     """Return what the record says of the run's inputs; with `google`, the bucket must have the data."""
     bucket = document["bucket"]
@@ -327,7 +263,7 @@ def _recorded_inputs(google: GoogleClient | None, document: RunRecord, run_id: s
         run_yaml = yaml.safe_dump(content, sort_keys=False)
     held: dict[str, ResolvedAsset] = {}
     for asset in document["assets"]:
-        hashes = {name: _checked_hash(document, sha) for name, sha in asset["files"].items()}
+        hashes = {name: checked_hash(document, sha) for name, sha in asset["files"].items()}
         files = tuple(AssetFile(name, state / "downloads" / sha, sha) for name, sha in hashes.items())
         content = ResolvedAsset(asset["kind"], asset["name"], asset["identity"], files)
         held[content.path] = content

@@ -22,8 +22,8 @@ from controller.reconcile import Absent, Pending
 from controller.records import index
 from controller.records.index import RunRow
 from controller.records.ledger import Ledger, describe_alert, read_alerts
+from controller.records.recorded_code import MissingInputsError
 from controller.records.recorder import run_folder
-from controller.records.restore import MissingInputsError
 from controller.records.spending import Spending, billed_uid, format_hours
 from controller.records.unfinished import retry_deletions
 from controller.recovery.responses import Incident

@@ -17,6 +17,7 @@ from controller.core.errors import CloudError, ConfigError
 from controller.core.json_documents import DamagedRecordError
 from controller.records import fetch, restore
 from controller.records.fetch import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files
+from controller.records.recorded_code import restore_code
 from controller.run.options import RunOptions
 from tests.fakes.google import MemoryStorage
 from tests.golden import golden
@@ -147,7 +148,7 @@ def archived(name: str) -> Any:
 def test_what_is_no_hash_names_no_file(tmp_path: Path, sha256: Any) -> None:
     google = archived("code.py")
     with pytest.raises(ConfigError, match="invalid SHA-256"):
-        restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": sha256}, tmp_path / "a/state")
+        restore_code(google, {"run": "r", "bucket": "b", "code_sha256": sha256}, tmp_path / "a/state")
     assert list(tmp_path.iterdir()) == []
     assets = [{"kind": "dataset", "name": "d", "identity": "i" * 12, "files": {"f": sha256}}]
     with pytest.raises(ConfigError, match="invalid SHA-256"):
@@ -158,7 +159,7 @@ def test_what_is_no_hash_names_no_file(tmp_path: Path, sha256: Any) -> None:
 def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name: str) -> None:
     google = archived(name)
     with pytest.raises(ConfigError, match=r"does not match the record|leads outside it"):
-        restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path / "state")
+        restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path / "state")
     assert [path.name for path in (tmp_path / "state/code").iterdir()] == []
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
@@ -171,7 +172,7 @@ def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name:
 def test_what_is_no_archive_is_one_line(tmp_path: Path, packed: bytes) -> None:
     google: Any = SimpleNamespace(download=lambda *_: packed)
     with pytest.raises(ConfigError, match=r"--run r: (cannot unpack the code in|the code in .* does not match)"):
-        restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path)
+        restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -200,10 +201,10 @@ def test_code_holds_nothing_beside_its_hash_and_no_repository(
     google: Any = SimpleNamespace(download=lambda *_: buffer.getvalue())
     document = {"run": "r", "bucket": "b", "code_sha256": tree_hash(tree)}
     if not words:
-        assert "modules/own.py" in restore._restore_code(google, document, tmp_path / "state").files
+        assert "modules/own.py" in restore_code(google, document, tmp_path / "state").files
         return
     with pytest.raises(ConfigError, match=words):
-        restore._restore_code(google, document, tmp_path / "state")
+        restore_code(google, document, tmp_path / "state")
     assert [path.name for path in (tmp_path / "state/code").iterdir()] == []
 
 

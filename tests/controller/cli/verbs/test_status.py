@@ -23,7 +23,7 @@ from controller.plan.build import Plan, ResourcePreview, build_plan
 from controller.plan.needed_permissions import permissions_of_plan
 from controller.reconcile import Absent, Change, Diff, NotEnabled, Unknown
 from controller.records import index
-from controller.records.restore import MissingInputsError
+from controller.records.recorded_code import MissingInputsError
 from controller.resources.pod.provisioner import Place, ProvisionerName
 from controller.run import session
 from controller.run.preview import RunPreview
