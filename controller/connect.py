@@ -180,12 +180,13 @@ def make_context(
     """
     logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)  # it warns of each 403; our errors say more
     os_login = None if config.ssh.os_login == "auto" else config.ssh.os_login
-    login = Login(google, clock, project, config.ssh.user, state, os_login, poll_seconds)
+    login, events = Login(google, clock, project, config.ssh.user, state, os_login, poll_seconds), Events(clock)
+    google.tell_waits(lambda message: events.note("google", message))
     return Context(
         project=project,
         google=google,
         clock=clock,
-        events=Events(clock),
+        events=events,
         state_dir=state,
         ssh_login=login,
         poll_seconds=poll_seconds,

@@ -1,42 +1,38 @@
-"""Client for Google's REST APIs. The only module that imports google-api-python-client.
+"""Client for Google's REST APIs.
 
-The discovery documents come from that library's own cache, without network. `rootUrl` is replaced for the emulated
-cloud, so production and emulation share every line. Requests that are safe to repeat are retried with back-off; all
-other failures become `GoogleError`.
+Requests that are safe to repeat are retried with back-off; all other failures become `GoogleError`.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.core.this_process import TOLERANCE_SECONDS, Clock
 from controller.gcp.connections import make_connection, use_proxies
 from controller.gcp.credentials import NO_CREDENTIALS
-from controller.gcp.google_errors import UNREACHABLE, GoogleError, NoCredentialsError, Retries, http_error
+from controller.gcp.google_errors import (
+    UNREACHABLE,
+    ConflictError,
+    ForbiddenError,
+    GoogleError,
+    NoCredentialsError,
+    NotFoundError,
+    Retries,
+    http_error,
+)
+from controller.gcp.methods import method_of
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
-VERSIONS = {
-    "billingbudgets": "v1",
-    "cloudbilling": "v1",
-    "cloudresourcemanager": "v1",
-    "compute": "v1",
-    "iam": "v1",
-    "secretmanager": "v1",
-    "oauth2": "v2",
-    "oslogin": "v1",
-    "serviceusage": "v1",
-    "storage": "v1",
-    "tpu": "v2",
-}
 CHECK_NETWORK = "Google cannot be reached: check the network of this machine"
 WAIT_TIMEOUT_SECONDS = 150.0
 """Timeout of `operations.wait`, which Compute Engine answers within two minutes; other requests have 60 s."""
@@ -50,6 +46,10 @@ POD_COLLECTIONS = frozenset({"instanceGroupManagers", "regionInstanceTemplates",
 """Collections of Compute Engine that hold nothing but parts of pods. Instances may be other machines."""
 PROPAGATION_SECONDS = 420.0
 """How long IAM may take to show a change everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
+PRECONDITION = re.compile(r"if\w*match|etag|\w*fingerprint", re.IGNORECASE)
+"""Parameters, and fields of a body or of its policy, with which a request states what it expects to be there."""
+WRITER = "slipway-write"
+"""Key of the custom metadata by which a conditional write of an object knows itself again."""
 CHUNK = 16 << 20
 """Chunk size of an upload in bytes: the most that an interruption can lose."""
 
@@ -57,7 +57,7 @@ CHUNK = 16 << 20
 class GoogleClient:
     """Client with the method names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`.
 
-    An API version other than the one in `VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`.
+    An API version other than the one in `methods.VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`.
     """
 
     def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
@@ -66,6 +66,8 @@ class GoogleClient:
         self._lock = threading.Lock()
         self._retries = Retries(clock)
         self._idle_connections: list[Any] = []
+        self._unanswered: dict[tuple[str, str, int, bytes], str] = {}
+        """Marks of conditional writes that may have arrived although no try was answered."""
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self.before_pod_write: Callable[[], object] = lambda: None
         """Called right before each request that changes a TPU; raises if another controller owns the pod."""
@@ -108,6 +110,10 @@ class GoogleClient:
         """
         answer = self._with_retries(self._execute_once, api, method, parameters, None, None, True)
         return answer if isinstance(answer, dict) else {}
+
+    def tell_waits(self, tell: Callable[[str], object]) -> None:
+        """Call a function with a message before each pause between two attempts that a user notices."""
+        self._retries.tell = tell
 
     def hurry(self) -> None:
         """Send requests once to an API that has just failed all attempts: something billed is being ended."""
@@ -152,8 +158,9 @@ class GoogleClient:
     ) -> dict[str, Any]:
         """Write an object and return its metadata.
 
-        With `generation`, write only if the object has it; 0: only if the object does not exist. `metadata` is custom
-        metadata, at most 8 KiB, which a listing of objects includes.
+        With `generation`, write only if the object has it; 0: only if the object does not exist. Such a write that
+        arrived although its answer was lost, and is repeated, is no conflict. `metadata` is custom metadata, at most
+        8 KiB, which a listing of objects includes.
 
         Raises:
             ConflictError: the object has another generation.
@@ -162,11 +169,27 @@ class GoogleClient:
 
         media = MediaInMemoryUpload(content, mimetype="application/octet-stream")
         parameters: dict[str, Any] = {"bucket": bucket, "name": name, "media_body": media}
-        if generation is not None:
-            parameters["ifGenerationMatch"] = str(generation)
         if metadata is not None:
             parameters["body"] = {"metadata": dict(metadata)}
-        return self._with_retries(self._execute_once, "storage", "objects.insert", parameters)
+        if generation is None:
+            return self._with_retries(self._execute_once, "storage", "objects.insert", parameters)
+        write = (bucket, name, generation, content)
+        writer = self._unanswered.pop(write, "") or uuid.uuid4().hex
+        parameters["ifGenerationMatch"] = str(generation)
+        parameters["body"] = {"metadata": {**(metadata or {}), WRITER: writer}}
+        try:
+            return self._with_retries(self._execute_once, "storage", "objects.insert", parameters)
+        except ConflictError:
+            try:
+                there = self.call("storage", "objects.get", bucket=bucket, object=name)
+            except (ForbiddenError, NotFoundError):
+                there = {}
+            if there.get("metadata", {}).get(WRITER) != writer:
+                raise
+            return there
+        except BaseException:
+            self._unanswered[write] = writer  # the caller may repeat it after a longer pause
+            raise
 
     def upload_file(
         self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]
@@ -238,14 +261,19 @@ class GoogleClient:
         headers: Mapping[str, str] | None = None,
         changes_pod: bool = False,
     ) -> Any:
-        with self._recorded(api, method, parameters), _translate_errors(f"{api} {method}"):
+        translated = _translate_errors(f"{api} {method}", is_conditional=_has_precondition(parameters))
+        with self._recorded(api, method, parameters), translated:
             request = self._method(api, method)(**parameters)
             request.headers.update(headers or {})
             request.add_response_callback(partial(self._hear_date, self._clock.boot_time(), dates))
             if changes_pod or (request.method != "GET" and _changes_pod(api, method)):
                 self.before_pod_write()
             with self._connection(request.methodId) as http:
-                return request.execute(http=http)
+                answer = request.execute(http=http)
+            if isinstance(answer, str) and answer.strip() and not method.endswith("_media"):
+                # a login page or a proxy: the library takes any text for the answer, which would read as nothing there
+                raise GoogleError(f"{api} {method}", 502, UNREACHABLE, f"the answer is not Google's; {CHECK_NETWORK}")
+            return answer
 
     def _hear_date(self, asked: float, dates: list[str] | None, answer: Mapping[str, str]) -> None:
         """Set the clock by an answer, unless it came late: this machine may have slept meanwhile."""
@@ -277,7 +305,7 @@ class GoogleClient:
     def _method(self, api: str, method: str) -> Callable[..., Any]:
         """Return the function that makes requests of a method."""
         with self._lock:
-            return _method_of(api, method, self._roots.get(api.partition(":")[0]))
+            return method_of(api, method, self._roots.get(api.partition(":")[0]))
 
     @contextmanager
     def _connection(self, method_id: str) -> Iterator[Any]:
@@ -339,53 +367,14 @@ def _changes_pod(api: str, method: str) -> bool:
     return verb not in UNGUARDED_METHODS and (api == "tpu" or (api == "compute" and collection in POD_COLLECTIONS))
 
 
-@cache
-def _discovery_document(api: str) -> dict[str, Any]:
-    """Return the discovery document of `API` or `API:VERSION`. It is shared: do not change it."""
-    from googleapiclient.discovery_cache import get_static_doc
-
-    name, _, version = api.partition(":")
-    return json.loads(str(get_static_doc(name, version or VERSIONS[name])))
-
-
-@cache
-def _method_of(api: str, method: str, root: str | None) -> Callable[..., Any]:
-    """Return the function that makes requests of a method; each is executed with a connection of its client.
-
-    The library would build every method of a resource, and of its parents, for each request; here it sees only the part
-    of the discovery document that describes this one.
-    """
-    from googleapiclient.discovery import build_from_document
-
-    *parents, leaf = method.split(".")
-    document = _cut_document(_discovery_document(api), parents, leaf.removesuffix("_media"))
-    document["schemas"] = {"Any": {"id": "Any", "type": "any"}}
-    if root:
-        document["rootUrl"] = document["mtlsRootUrl"] = root
-    node = build_from_document(document, http=make_connection())
-    for parent in parents:
-        node = getattr(node, parent)()
-    return getattr(node, leaf)
-
-
-def _cut_document(document: Mapping[str, Any], parents: Sequence[str], leaf: str) -> dict[str, Any]:
-    """Return a copy of a discovery document that describes only one method, `leaf` of the resource at `parents`.
-
-    Its request and response are any JSON: the library uses their schemas for docstrings only, and writing those takes
-    longer than everything else.
-    """
-    rest = {key: value for key, value in document.items() if key not in ("methods", "resources")}
-    if not parents:
-        method = document["methods"][leaf]
-        bodies = {key: {"$ref": "Any"} for key in ("request", "response") if key in method}
-        return {**rest, "methods": {leaf: {**method, **bodies}}}
-    first, *others = parents
-    return {**rest, "resources": {first: _cut_document(document["resources"][first], others, leaf)}}
+def _has_precondition(parameters: Mapping[str, Any]) -> bool:
+    body = parameters.get("body") or {}
+    return any(PRECONDITION.fullmatch(name) for name in (*parameters, *body, *body.get("policy", ())))
 
 
 @contextmanager
-def _translate_errors(what: str) -> Iterator[None]:
-    """Turn every failure of a request into one of our exceptions."""
+def _translate_errors(what: str, *, is_conditional: bool = False) -> Iterator[None]:
+    """Turn every failure of a request into one of our exceptions; `is_conditional`: it has a precondition."""
     from http.client import HTTPException
 
     import httplib2
@@ -395,10 +384,17 @@ def _translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except HttpError as error:
-        raise http_error(what, error) from None
+        raise http_error(what, error, is_conditional=is_conditional) from None
     except GoogleAuthError as error:
         if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
             raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
         raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
     except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
         raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
+    except UnicodeDecodeError as error:
+        raise GoogleError(what, 502, UNREACHABLE, f"the answer is not Google's ({error}); {CHECK_NETWORK}") from None
+    except AttributeError as error:
+        if error.name != "strip":
+            raise
+        # the library's HttpError reads the message of an error as text, whatever it is
+        raise GoogleError(what, 502, "ERROR", "the answer is an error without a text") from None

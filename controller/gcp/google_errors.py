@@ -2,7 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from http.client import responses
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from controller.core.errors import CloudError, ConfigError
@@ -22,21 +24,46 @@ BUSY = re.compile(r"resource_?not_?ready|is not ready|RESOURCE_OPERATION_RATE_EX
 """In a refusal while another operation on a resource is under way. A canonical status may hide Compute's own code."""
 IN_USE = re.compile(r"resource_?in_?use|is already being used by", re.IGNORECASE)
 """In a refusal to delete what something else needs."""
+EXISTS = frozenset({"ALREADY_EXISTS", "alreadyExists", "conflict"})
+"""Reasons of a 409 to a creation, Cloud Storage's last. Others tell of two changes at the same time."""
+RATE_LIMITS = frozenset({
+    *("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"),
+    *("RESOURCE_OPERATION_RATE_EXCEEDED", "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED"),
+})  # fmt: skip
+"""Reasons of a limit on requests. Compute Engine sends it as 403: https://cloud.google.com/compute/docs/api-rate-limits."""
+RATE_WORDS = re.compile(r"limit '[^']*\bper (minute|\d+ seconds)\b", re.IGNORECASE)
+RATE_SECONDS = 60.0
+"""When such a limit is lifted: at the next full minute."""
+POLICY = re.compile(r"constraints?/[\w.]+|org(anization)?('s)? polic", re.IGNORECASE)
+"""In the refusal of an organization policy. Compute Engine and Cloud Storage send it as 412 conditionNotMet."""
+POLICY_CURES: Mapping[str, str] = MappingProxyType({
+    "compute.vmExternalIpAccess": "set tpu.external_ip=false and network.nat=true",
+    "compute.restrictCloudNATUsage": "set network.nat=false",
+    "compute.disableGuestAttributesAccess": "set ssh.host_keys=trust_on_first_use",
+    "gcp.resourceLocations": "set tpu.zone and cloud.bucket_location to allowed ones",
+    "iam.disableServiceAccountCreation": "set cloud.service_account to an existing account",
+})  # fmt: skip
+"""What a user can do about a policy; an exception to it is for the administrators of the organization."""
 
 
 class GoogleError(CloudError):
     """An HTTP error (400 or above). `reason` is Google's machine-readable code, e.g. RESOURCE_EXHAUSTED."""
 
     def __init__(self, what: str, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        self.is_policy = POLICY.search(message) is not None
+        if self.is_policy:
+            cures = [cure for constraint, cure in POLICY_CURES.items() if constraint in message]
+            asked = "ask an administrator of the organization for an exception to this policy"
+            message = f"{message.rstrip('. ')}; {', or '.join([*cures, asked])}"
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
         super().__init__(f"{what}: {status} {reason}: {message}")
 
     @property
     def is_transient(self) -> bool:
         """Return whether the same request may succeed in a moment."""
-        return self.status in RETRIED_STATUSES and not (
-            self.status in (429, 503) and PERMANENT_ERROR.search(self.message)
-        )
+        if self.status in (403, 429, 503) and PERMANENT_ERROR.search(self.message):
+            return False
+        return self.status in RETRIED_STATUSES or self.retry_after is not None
 
     @property
     def is_busy(self) -> bool:
@@ -54,11 +81,23 @@ class NotFoundError(GoogleError):
 
 
 class ConflictError(GoogleError):
-    """409 or 412: the resource exists already, or someone else has changed it."""
+    """409, or 412 to a request with a precondition: the resource exists already, or someone else has changed it."""
+
+
+class ExistsError(ConflictError):
+    """409: what was to be created exists already."""
 
 
 class ForbiddenError(GoogleError):
     """403: the caller lacks permission."""
+
+
+class RateLimitError(GoogleError):
+    """403 or 429: there were too many requests or operations, and the limit is lifted in about a minute."""
+
+    @property
+    def is_transient(self) -> bool:
+        return True
 
 
 class ServiceDisabledError(GoogleError):
@@ -74,26 +113,70 @@ class NoCredentialsError(ConfigError):
     """No credentials to sign requests with."""
 
 
-def http_error(what: str, error: Any) -> GoogleError:
+def http_error(what: str, error: Any, *, is_conditional: bool = False) -> GoogleError:
     """Return the exception for an `HttpError` of google-api-python-client.
+
+    Google's reason decides before the status does.
+
+    Args:
+        what: the request, for the message.
+        error: the `HttpError`; its content may be anything, since proxies and token servers answer too.
+        is_conditional: the request had a precondition, such as an etag.
 
     Raises:
         NoCredentialsError: the request counts against gcloud's own project, where no API can be enabled.
     """
-    status = int(error.resp.status)
-    try:
-        body = json.loads(error.content)["error"]
-    except (ValueError, KeyError, TypeError):
-        body = {}
-    details = body.get("errors") or [{}]
-    reason = body.get("status") or details[0].get("reason") or "ERROR"
-    kind = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 412: ConflictError}.get(status, GoogleError)
-    reasons = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
-    if status == 403 and reasons & {"SERVICE_DISABLED", "accessNotConfigured"}:
-        if GCLOUD_PROJECT in error.content.decode(errors="replace"):
+    status, text = int(error.resp.status), error.content.decode(errors="replace")
+    body = _error_of(text)
+    details = [
+        one
+        for part in ("errors", "details")
+        if isinstance(body.get(part), list)
+        for one in body[part]
+        if isinstance(one, dict)
+    ]
+    reasons = [one["reason"] for one in details if isinstance(one.get("reason"), str)]
+    reason = next((name for name in (body.get("status"), *reasons) if name and isinstance(name, str)), "ERROR")
+    said = body.get("message")
+    message = said.strip() if isinstance(said, str) else ""
+    message = message or _plain(text) or error.resp.reason or responses.get(status, "no message")
+    if unnamed := {name for name in re.findall(r"constraints/[\w.]+", text) if name not in message}:
+        message = f"{message.rstrip('. ')} ({', '.join(sorted(unnamed))})"
+    delays = (str(one.get("retryDelay")) for one in details)
+    delay = next((float(given[:-1]) for given in delays if re.fullmatch(r"\d+(\.\d+)?s", given)), None)
+    retry_after = delay if delay is not None else _seconds(error.resp.get("retry-after", ""))
+    if status == 403 and {"SERVICE_DISABLED", "accessNotConfigured"} & {*reasons}:
+        if GCLOUD_PROJECT in text:
             raise NoCredentialsError(NO_QUOTA_PROJECT.format(what))
-        kind = ServiceDisabledError
-    return kind(what, status, reason, body.get("message", str(error)), _seconds(error.resp.get("retry-after", "")))
+        return ServiceDisabledError(what, status, reason, message, retry_after)
+    if status in (403, 429) and not PERMANENT_ERROR.search(message):
+        limit = next((name for name in reversed(reasons) if name in RATE_LIMITS), "")
+        if (limit and (status == 403 or limit.isupper())) or RATE_WORDS.search(message):
+            return RateLimitError(what, status, limit or "RATE_LIMIT_EXCEEDED", message, retry_after or RATE_SECONDS)
+    kinds = {403: ForbiddenError, 404: NotFoundError, 409: ExistsError if reason in EXISTS else ConflictError}
+    if is_conditional and not POLICY.search(message):
+        kinds[412] = ConflictError
+    return kinds.get(status, GoogleError)(what, status, reason, message, retry_after)
+
+
+def _error_of(text: str) -> dict[str, Any]:
+    """Return the fields of an error in any of Google's forms, alone or the first of a batch; none of anything else."""
+    try:
+        body: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if isinstance(body, list):
+        body = body[0] if body else None
+    error: Any = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, str):  # https://www.rfc-editor.org/rfc/rfc6749#section-5.2
+        return {"status": error, "message": body.get("error_description") or error}
+    return error if isinstance(error, dict) else {}
+
+
+def _plain(text: str) -> str:
+    """Return the beginning of what is no error of Google's, without HTML."""
+    words = re.sub(r"(?s)<(head|style|script)\b.*?</\1>|<[^>]*>", " ", text).split()
+    return " ".join(words)[:300]
 
 
 def _seconds(retry_after: str) -> float | None:
@@ -104,6 +187,8 @@ def _seconds(retry_after: str) -> float | None:
 ATTEMPTS = 6
 FIRST_ATTEMPTS = 4
 """Attempts of a request while Google has never been reached: a machine without a network is told so in seconds."""
+TOLD_SECONDS = 20.0
+"""Shortest pause between two attempts that is said."""
 OUTAGE_SECONDS = 600.0
 """How long a command that has changed nothing yet waits for the bucket to answer."""
 OUTAGE_PAUSE_SECONDS = 5.0
@@ -222,6 +307,8 @@ class Retries:
         self.is_hurried = False
         """Whether something billed is being ended: an API that has just failed all attempts gets one a request."""
         self._failed: set[str] = set()
+        self.tell: Callable[[str], object] = lambda message: None
+        """Called before a pause that a user notices."""
 
     def call(self, act: Callable[..., Any], *arguments: Any, api: str = "") -> Any:
         """Call a function until it succeeds or fails for good. Raises its last error.
@@ -238,6 +325,7 @@ class Retries:
             wait=_backoff_seconds,
             retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.is_transient),
             sleep=self._clock.sleep,
+            before_sleep=self._say,
             reraise=True,
         )
         try:
@@ -260,9 +348,16 @@ class Retries:
         """Return whether a request that failed for now is not sent again."""
         if self.is_hurried and api in self._failed:
             return True
-        if state.outcome.exception().reason != UNREACHABLE:
+        error = state.outcome.exception()
+        if error.reason != UNREACHABLE:
             self._patience = ATTEMPTS
-        return state.attempt_number >= self._patience
+        return state.attempt_number >= self._patience or (error.retry_after or 0.0) > OUTAGE_SECONDS
+
+    def _say(self, state: Any) -> None:
+        if (seconds := _backoff_seconds(state)) >= TOLD_SECONDS:
+            self.tell(
+                f"Google asks to wait, and the request is repeated in {seconds:.0f} s: {state.outcome.exception()}"
+            )
 
 
 def _backoff_seconds(state: Any) -> float:

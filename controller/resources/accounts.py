@@ -16,7 +16,7 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.answers import MARK, is_marked
 from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.google_errors import ConflictError, ExistsError, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
 
 
@@ -83,7 +83,7 @@ class ServiceAccount(Resource):
         try:
             context.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{context.project}", body=body)
             context.known_accounts[email] = True
-        except ConflictError:
+        except ExistsError:
             context.known_accounts[email] = False
         except ForbiddenError as error:
             remedy = f"ask an admin to run `{command} --project={context.project}`"

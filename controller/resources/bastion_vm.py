@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.gcp.answers import LABEL, MARK, is_labelled, wait_compute
-from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
+from controller.gcp.google_errors import ExistsError, GoogleError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope
 from controller.resources.accounts import ServiceAccount
 from controller.resources.uploads.archives import CodeArchive
@@ -80,7 +80,7 @@ class Bastion(Resource):
             self.destroy(context)
         try:
             wait_compute(context, self._call(context, "insert", body=self.body(context)))
-        except ConflictError:
+        except ExistsError:
             return  # created by someone else meanwhile; the next observation decides
 
     def destroy(self, context: Context) -> None:

@@ -11,7 +11,7 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.gcp.answers import LABEL, is_labelled
-from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.google_errors import ConflictError, ExistsError, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 
 DAY_SECONDS = 24 * 3600
@@ -83,7 +83,7 @@ class Bucket(Resource):
             )
         try:
             context.google.call("storage", "buckets.insert", project=context.project, body=self.body())
-        except ConflictError:
+        except ExistsError:
             return  # created by us or someone else meanwhile; the next observation decides
 
     def body(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.answers import MARK, is_marked, leaf, wait_compute
-from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.google_errors import ExistsError, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 
 IN_USE_SECONDS = 300.0
@@ -83,7 +83,7 @@ class ComputeResource(ComputePart):
             body = {"name": self.name, "description": MARK, **self.body(context)}
             try:
                 wait_compute(context, self.request(context, "insert", body=body))
-            except ConflictError:
+            except ExistsError:
                 return  # created by someone else meanwhile; the next observation decides
             except ForbiddenError as error:
                 self.raise_not_permitted(context, error)

@@ -337,9 +337,9 @@ class GuestAttributes:
         """
         try:
             found = self._pod.vms.guest_attributes(self._google)
-        except ForbiddenError as error:
-            raise PermissionError(f"{error}. {NO_ATTRIBUTES_HINT}") from error
         except GoogleError as error:
+            if isinstance(error, ForbiddenError) or error.is_policy:
+                raise PermissionError(f"{error}. {NO_ATTRIBUTES_HINT}") from error
             if error.status not in NOTHING_PUBLISHED:
                 raise ConnectionRefusedError(f"cannot read its guest attributes: {error}") from error
             found = []

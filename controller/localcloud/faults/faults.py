@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from controller.localcloud.faults.refusals import policy_violation, rate_limited
 from controller.localcloud.faults.spec import CREATION_KINDS, LASTING_KINDS, ONE_SHOT_KINDS, parse_fault
+from controller.localcloud.http.call import ApiCall
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
@@ -145,10 +147,12 @@ class Faults:
     def intercept(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
         """Return the fault, if any, that affects this request of the laptop or of a worker."""
         who = "laptop" if laptop else "workers"
-        for name, fault in self._active("http", "cut", "brownout", "bucket_outage", "partition"):
+        for name, fault in self._active("http", "rate_limit", "cut", "brownout", "bucket_outage", "partition"):
             spec = fault["spec"]
             if "match" in spec and re.search(spec["match"], f"{http} {path}"):
                 self._consume(name, fault)
+                if spec["kind"] == "rate_limit":
+                    return rate_limited(spec)
                 return BrokenConnection(spec["at"]) if spec["kind"] == "cut" else _scripted_error(spec)
             if spec["kind"] == "partition" and spec["client"] == who:
                 self._record_hit(name, fault)
@@ -165,8 +169,15 @@ class Faults:
     def denied_permissions(self, laptop: bool) -> frozenset[str]:
         """Return the permissions that the laptop, or all workers, have lost."""
         who = "laptop" if laptop else "workers"
-        specs = (fault["spec"] for _, fault in self._active("denied"))
+        specs = (fault["spec"] for _, fault in self._active("denied", "late_grant"))
         return frozenset(spec["permission"] for spec in specs if spec["client"] == who)
+
+    def check_policies(self, call: ApiCall) -> None:
+        """Raise the refusal of a request that an organization policy forbids."""
+        for name, fault in self._active("policy"):
+            if refusal := policy_violation(fault["spec"], call):
+                self._record_hit(name, fault)
+                raise refusal
 
     def freezes_ssh(self, worker: int) -> bool:
         cut_off = any(fault["spec"]["client"] == "laptop" for _, fault in self._active("partition"))
@@ -236,7 +247,7 @@ def _scripted_error(spec: Document) -> ApiError:
     text = spec["message"] or f"Scripted fault: {spec['status']}"
     reason = spec["reason"]
     info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
-    return ApiError(spec["status"], text, details=info, retry_after=spec["retry_after"])
+    return ApiError(spec["status"], text, details=info, retry_after=spec["retry_after"], raw=spec["body"])
 
 
 def creation_error(spec: Document, zone: str, capacity: str, accelerator: str) -> ApiError:

@@ -114,6 +114,10 @@ _HEALTH = Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"]
 _SYMPTOM = Literal[
     "LOW_MEMORY", "OUT_OF_MEMORY", "EXECUTE_TIMED_OUT", "MESH_BUILD_FAIL", "HBM_OUT_OF_MEMORY", "PROJECT_ABUSE"
 ]
+_CONSTRAINT = Literal[
+    "compute.vmExternalIpAccess", "compute.requireShieldedVm", "compute.restrictCloudNATUsage",
+    "gcp.resourceLocations", "iam.disableServiceAccountCreation",
+]  # fmt: skip
 _INTERNAL = "An internal error has occurred"
 
 
@@ -159,6 +163,17 @@ KINDS: dict[str, type[FaultSpec]] = {
     "failure": _kind(CreationSpec, code=(int, Field(500, ge=400, le=599)), message=(str, _INTERNAL)),
     # loss of one permission, whatever the roles contain, as by a deny policy of the organization
     "denied": _kind(FaultSpec, permission=(str, Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$")), client=(_WHO, "laptop")),
+    # lack of one permission for `seconds`, as of a role that was bound a moment ago
+    "late_grant": _kind(LastingSpec, permission=(str, Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$")), client=(_WHO, "laptop")),
+    # an organization policy; `location`: the only one that gcp.resourceLocations allows, a region
+    "policy": _kind(FaultSpec, constraint=(_CONSTRAINT, ...), location=(str, "us-central1")),
+    # one request too many: of the project's in a minute, of the user's, changes of one resource or operations at the
+    # same time, each 403; or 429 with RetryInfo, as newer APIs send it
+    "rate_limit": _kind(
+        CountedSpec,
+        match=_MATCH,
+        form=(Literal["project", "user", "resource", "operations", "retry_info"], "project"),
+    ),
     "endpoints": _kind(CountedSpec, endpoints=(int, Field(ge=1))),  # wrong number of VMs in the next nodes
     "chip_missing": _kind(CountedSpec, worker=_FIRST_WORKER),  # of the next nodes that boot
     # failure of the next queued resources that would become ACTIVE, or `seconds` in PROVISIONING
@@ -175,7 +190,7 @@ KINDS: dict[str, type[FaultSpec]] = {
         worker=_FIRST_WORKER,
         message=(str, _INTERNAL),
     ),
-    # another answer; `retry_after` in seconds, and a machine-readable reason, such as SERVICE_DISABLED
+    # another answer; `retry_after` in seconds, and a machine-readable reason, such as SERVICE_DISABLED; or its `body`
     "http": _kind(
         CountedSpec,
         match=_MATCH,
@@ -183,6 +198,7 @@ KINDS: dict[str, type[FaultSpec]] = {
         retry_after=(int | None, Field(None, ge=0)),
         message=(str | None, None),
         reason=(str | None, None),
+        body=(str | None, None),
     ),
     # broken connection: before the work, mid-upload, or before the answer
     "cut": _kind(CountedSpec, match=_MATCH, at=(Literal["request", "upload", "answer"], "answer")),

@@ -51,6 +51,7 @@ class ApiError(Exception):
         reason: str | None = None,
         details: Any = None,
         retry_after: int | None = None,
+        raw: str | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -59,6 +60,7 @@ class ApiError(Exception):
         self.reason = reason or _REASON.get(code, "invalid")
         self.details = details
         self.retry_after = retry_after  # seconds
+        self.raw = raw  # what is sent in place of the document: the page of a proxy, or nothing
         self.is_counted = False  # by a fault, whose count must not be rolled back
 
     def body(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class Server:
         entry |= {"client": admitted.client, "query": without_secrets(query), "api": None, "call": None}
         entry |= {"mutating": http not in ("GET", "HEAD"), "body": _redact(body)}
         started = time.perf_counter()
-        status = 500
+        status, met = 500, None
         try:
             self.faults.on_request()
             named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
@@ -197,6 +197,7 @@ class Server:
             judgement.admit(method, parameters, admitted.quota_project)
             self._validation.check_query(method, query)
             call = ApiCall(method, parameters, query, body or {}, admitted.root_url, judgement)
+            self.faults.check_policies(call)
             try:
                 response = await self._answer(request, call, body, surface)
             except ApiError as refusal:
@@ -211,6 +212,8 @@ class Server:
             return response
         except ApiError as refusal:
             status = refusal.code
+            if request is not None and isinstance(met, BrokenConnection):  # a refusal is lost as well
+                await self._break_connection(request, met)
             return _error_response(refusal)
         finally:
             seconds = round(time.perf_counter() - started, 6)
@@ -288,6 +291,8 @@ def _error_response(refusal: ApiError) -> web.Response:
     if refusal.code == 304:
         return web.Response(status=304)
     headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    if refusal.raw is not None:
+        return web.Response(text=refusal.raw, status=refusal.code, headers=headers)
     return web.json_response(refusal.body(), status=refusal.code, headers=headers)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from controller.context import Context
 from controller.gcp.answers import Caller, leaf, poll_compute, wait_compute
 from controller.gcp.client import GoogleClient
-from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
+from controller.gcp.google_errors import ConflictError, ExistsError, GoogleError, NotFoundError
 from controller.resources.pod.instance_bodies import (
     MAX_PREFIX,
     group_body,
@@ -121,7 +121,7 @@ def _make(context: Context, method: str, **parameters: Any) -> None:
     """Create a part of a slice unless it exists."""
     try:
         change(context, method, **parameters)
-    except ConflictError:
+    except ExistsError:
         return
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 from conf.schema.config import Config
 from controller.context import Context
 from controller.gcp.answers import LABEL, is_labelled, wait_compute
-from controller.gcp.google_errors import ConflictError, NotFoundError
+from controller.gcp.google_errors import ExistsError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.pod import dead_mans_switch
 
@@ -113,7 +113,7 @@ def request_disk(context: Context, name: str, zone: str, gigabytes: int, kind: s
     }
     try:
         return context.google.call("compute", "disks.insert", project=context.project, zone=zone, body=body)
-    except ConflictError:
+    except ExistsError:
         return None
 
 

@@ -26,7 +26,7 @@ from controller.core.finding import Issue
 from controller.core.json_documents import Document, FormatError
 from controller.core.text import plural
 from controller.gcp.answers import parse_timestamp
-from controller.gcp.google_errors import ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.google_errors import POLICY, RATE_LIMITS, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile import Diff
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 
@@ -36,6 +36,7 @@ RefusalKind = Literal[
     "propagating",  # a new account or role is not visible everywhere yet: ask again here
     "quota",  # the project has no quota for this tier or zone: ask elsewhere, never here again
     "compute_quota",  # the region has too few addresses or VMs left: the same
+    "policy",  # of the organization, on this location or on the whole project: the same
     "permission",  # of this type, zone and tier, or of the whole project: the same
     "type",  # the zone does not have it: the same
     "reservation",  # the same
@@ -44,12 +45,16 @@ RefusalKind = Literal[
     "bad_request",
     "unknown",
 ]
-RULES_OUT_PLACE: frozenset[RefusalKind] = frozenset({"quota", "compute_quota", "permission", "type", "reservation"})
+RULES_OUT_PLACE: frozenset[RefusalKind] = frozenset(
+    {"quota", "compute_quota", "policy", "permission", "type", "reservation"}
+)
 """Refusals that hold for one zone and tier only."""
 
 _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
     # kind, pattern of codes (empty: any), pattern of messages; the first row that matches decides
-    ("stock_out", "", r"per minute|rate ?limit"),  # a limit on requests, not on chips: it passes
+    ("policy", "", POLICY.pattern),
+    ("stock_out", "|".join(RATE_LIMITS), ""),  # a limit on requests, not on chips: it passes
+    ("stock_out", "", r"per minute|rate ?limit|too frequent operations"),
     ("stock_out", "ZONE_RESOURCE_POOL_EXHAUSTED(_WITH_DETAILS)?|STOCKOUT", ""),
     ("compute_quota", "", r"IN_USE_ADDRESSES|(INSTANCES|CPUS|SSD_TOTAL_GB|DISKS_TOTAL_GB)\b.* (limit|exceeded)"),
     ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
@@ -78,6 +83,7 @@ HINTS: Mapping[RefusalKind, str] = MappingProxyType({
     "propagating": "check cloud.service_account",
     "compute_quota": "each worker takes a VM and, with tpu.external_ip, an address of the region: set tpu.external_ip="
     "false, free some, or request quota at https://console.cloud.google.com/iam-admin/quotas",
+    "policy": "set tpu.zone or the keys named here, or see https://cloud.google.com/resource-manager/docs/organization-policy",
     "permission": "possible causes: you do not have {role}, cloud.project is the wrong project or has no "
     "billing account, or it has no access to this tpu.zone or tier (for TRC, use those named in its email)",
     "runtime": "set tpu.runtime_version to null (the documented version for the type), or to one listed by `{images}`",
