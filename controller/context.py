@@ -60,6 +60,8 @@ class Context:
     """Holds records that are of no single run."""
     permission_denied: set[str] = field(default_factory=set)
     """Ids of optional resources that the caller may not create; they are not retried."""
+    refused_since: dict[str, float] = field(default_factory=dict)
+    """Where a pod may be although Google refuses to say so, and since when; seconds since the epoch."""
     known_accounts: dict[str, bool] = field(default_factory=dict)
     """Addresses of service accounts that exist although IAM may not show them yet; whether this session made them."""
     fleets: Fleets = field(init=False)

@@ -173,9 +173,8 @@ class Node(Resource):
 
     def is_visible_in(self, context: Context, zone: str) -> bool:
         """Return whether a zone is one of the pod's in which the caller may look for it; known after a look."""
-        there = [place for place in self.places if place.zone == zone]
-        hidden = {hidden_place(zone, plane_of(place.provisioner)) for place in there}
-        return bool(there) and not hidden & context.permission_denied
+        there = {hidden_place(zone, plane_of(place.provisioner)) for place in self.places if place.zone == zone}
+        return bool(there) and there.isdisjoint(context.refused_since)
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Search for capacity, after deleting what exists if it is ours; or start a stopped pod.
@@ -249,13 +248,15 @@ class Node(Resource):
         return DataDisk(name=data_disk_name(self.name), zones=self._zones)
 
     def pod_seen(self, context: Context, since: float = 0.0) -> PodStatus:
-        """Return what Google reports about this incarnation of the pod.
+        """Return what Google reports about this incarnation of the pod; GoogleError where it refuses to say.
 
         Args:
             context: the run's context.
             since: omits symptoms that appeared earlier; seconds since the epoch.
         """
         status = self._slices.find(context)
+        if status is None and (unknown := self._slices.unknown(context)):
+            raise GoogleError(f"look for {self.name}", 503, "REFUSED", f"Google does not show {', '.join(unknown)} now")
         return PodStatus("ABSENT") if status is None else status.pod_seen(self.status.uid, since)
 
     def delete_all(self, context: Context, *, elsewhere: bool = False) -> None:

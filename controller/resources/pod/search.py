@@ -10,12 +10,15 @@ not end the search as long as the other one answers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from controller.context import Context
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.core.json_documents import FormatError
+from controller.core.json_documents import DamagedRecordError, FormatError, dump, load
 from controller.core.this_process import InterruptedSleepError
+from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.google_errors import GoogleError
 from controller.resources.pod.capacity_log import (
     RECENT_SECONDS,
@@ -27,7 +30,7 @@ from controller.resources.pod.capacity_log import (
 from controller.resources.pod.planes import label_places, plane_of, waits_in_queue
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import HINTS, RULES_OUT_PLACE, Refusal
-from controller.resources.pod.slice_requests import Answer, Ask
+from controller.resources.pod.slice_requests import Answer, Ask, Slices, hidden_place
 
 MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""
@@ -95,7 +98,7 @@ class CapacitySearch:
     create_seconds: float
 
     def run(self, after: Place | None = None, found: Sequence[SliceStatus] = ()) -> None:
-        """Ask until the pod exists.
+        """Ask until the pod exists; a pod that turns up where Google did not show it before ends the search.
 
         Args:
             after: start with the place that follows this one, which has been tried already.
@@ -105,6 +108,8 @@ class CapacitySearch:
             RetriesExhaustedError: no capacity after `max_attempts`.
             CloudError: a refusal that no retry would change.
         """
+        if self._appears():
+            return
         progress = self._begin(after, found)
         live = list(progress.rounds)
         try:
@@ -131,6 +136,36 @@ class CapacitySearch:
         raise RetriesExhaustedError(
             f"no capacity for {self._type} in {where} after {self.max_attempts} attempts; {HINTS['stock_out']}"
         )
+
+    def _appears(self) -> bool:
+        """Wait while a place where the pod may be is unknown; return whether something turns up in one of them.
+
+        The places that stay closed are on record, for the next search.
+        """
+        context, told = self.context, False
+        slices = Slices(self.name, list(dict.fromkeys(place.zone for place in self.places)), self.provisioners)
+        file = context.state_dir / "closed_places" / f"{context.project.replace(':', '_')}.json"
+        if context.refused_since and file.is_file():
+            known: Mapping[str, Any] = {}
+            with suppress(OSError, DamagedRecordError, FormatError):  # then they are waited for again
+                known = load(file.read_bytes(), str(file))
+            for place in context.refused_since.keys() & known:
+                context.refused_since[place] = float(known[place])
+        while unknown := slices.unknown(context):
+            if not told:
+                minutes = f"{PROPAGATION_SECONDS / 60:g} minutes"
+                what = f"the pod may be among the {' and the '.join(unknown)}, which Google does not show"
+                context.events.note(
+                    self.subject, f"{what}: none is created before they are seen, or {minutes} are over"
+                )
+                told = True
+            context.clock.sleep(context.poll_seconds)
+            seen = [hidden_place(one.place.zone, plane_of(one.place.provisioner)) for one in slices.ranked(context)]
+            if {*unknown} & {*seen}:
+                return True
+        if context.refused_since or file.exists():
+            context.local_notes.write(file, dump(dict(context.refused_since)))
+        return False
 
     def _begin(self, after: Place | None, found: Sequence[SliceStatus]) -> _Progress:
         """Return the rounds of all planes, in the order of their first places."""

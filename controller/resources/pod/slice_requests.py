@@ -250,7 +250,7 @@ class Slices:
             return not is_wanted, not status.is_ready, self.is_abandoned(context, status), not status.pending
 
         found: list[SliceStatus] = []
-        for zone, ways in product(self.zones, self._ways_by_plane):
+        for zone, ways in self._where:
             status = next((status for _, status in self._slices_at(context, zone, ways)), None)
             if status is not None:
                 found.append(status)
@@ -271,7 +271,7 @@ class Slices:
 
         A slice that is given back is on record before, too: a controller that is killed meanwhile leaves its cost.
         """
-        for zone, ways in product(self.zones, self._ways_by_plane):
+        for zone, ways in self._where:
             for provisioner, status in self._slices_at(context, zone, ways):
                 if condition(status):
                     if why == SURPLUS:
@@ -326,6 +326,20 @@ class Slices:
         return len(self._ways_by_plane) > 1
 
     @property
+    def _where(self) -> list[tuple[str, list[ProvisionerName]]]:
+        """Return each zone with each plane."""
+        return list(product(self.zones, self._ways_by_plane))
+
+    def unknown(self, context: Context) -> list[str]:
+        """Return the places where Google refused to say at the last look whether the pod is there.
+
+        A refusal that lasts longer than new rights need is no longer one: the place is closed to the caller.
+        """
+        places = [hidden_place(zone, plane_of(ways[0])) for zone, ways in self._where]
+        begin = context.clock.now() - PROPAGATION_SECONDS
+        return [place for place in places if context.refused_since.get(place, begin) > begin]
+
+    @property
     def _ways_by_plane(self) -> list[list[ProvisionerName]]:
         """Return the names of the provisioners, grouped by plane."""
         return [list(names) for _, names in groupby(self.provisioners, plane_of)]
@@ -333,25 +347,26 @@ class Slices:
     def _slices_at(
         self, context: Context, zone: str, ways: Sequence[ProvisionerName]
     ) -> Iterator[tuple[Provisioner, SliceStatus]]:
-        """Yield what one plane has in a zone; nothing where it cannot be asked and there are other places."""
-        sole = len(self.zones) * len(self._ways_by_plane) == 1
+        """Yield what one plane has in a zone; nothing where Google refuses to say so, which `unknown` tells then."""
+        place, is_refused = hidden_place(zone, plane_of(ways[0])), False
         for provisioner in (self.provisioners[name] for name in ways):
             try:
                 status = provisioner.observe(context, self.name, zone)
-            except ServiceDisabledError:
-                if sole:
+            except (ForbiddenError, ServiceDisabledError) as error:
+                if len(self._where) == 1:
                     raise
-                continue
-            except ForbiddenError as error:
-                if sole:
-                    raise
-                place = hidden_place(zone, plane_of(ways[0]))
-                if place not in context.permission_denied:  # closed to the project, or to the caller
-                    context.permission_denied.add(place)
+                is_refused = True
+                context.refused_since.setdefault(place, context.clock.now())
+                if isinstance(error, ForbiddenError) and place not in context.permission_denied:
+                    context.permission_denied.add(place)  # closed to the project, or to the caller
                     context.events.note(f"node/{self.name}", f"cannot look for {place}: {error.message}")
                 continue
             if status is not None:
+                context.refused_since.pop(place, None)
                 yield provisioner, status
+        if not is_refused:
+            context.permission_denied.discard(place)
+            context.refused_since.pop(place, None)
 
 
 def differs_where_known(status: SliceStatus, wanted: Mapping[str, Any]) -> bool:

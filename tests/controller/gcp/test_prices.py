@@ -60,7 +60,7 @@ def test_storage() -> None:
     assert monthly_storage_price(100) == pytest.approx(2.0)
 
 
-LOOKED = cast(Any, SimpleNamespace(permission_denied=set[str]()))
+LOOKED = cast(Any, SimpleNamespace(refused_since=dict[str, float]()))
 """A context whose user may look everywhere."""
 
 
@@ -198,7 +198,7 @@ def test_a_pod_that_nobody_has_looked_for_may_be_there_and_billed(monkeypatch: p
     elif moved == "zone":
         pod = replace(pod, places=(replace(pod.places[0], zone="us-west4-a"),))
     else:
-        looked = cast(Any, SimpleNamespace(permission_denied={"TPUs of the TPU API in us-central1-a"}))
+        looked = cast(Any, SimpleNamespace(refused_since={"TPUs of the TPU API in us-central1-a": 0.0}))
     run = books.of("r")
     run.close_vanished(looked, pod)
     assert run.usage().hours == pytest.approx(30.0)

@@ -9,7 +9,9 @@ from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.core.this_process import InterruptedSleepError
 from controller.reconcile import Absent, Diff, Pending
 from controller.resources.pod import tpu_nodes
+from controller.resources.pod.planes import PLANES
 from controller.resources.pod.provisioner import NOT_OBSERVED, PodStatus, SliceStatus
+from controller.resources.pod.slice_requests import hidden_place
 from controller.resources.pod.tpu_nodes import parse_node
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
@@ -268,6 +270,10 @@ ELSEWHERE: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], list[str]]] = 
         [{"kind": "quota", "zone": A, "times": 9}, {"kind": "stockout", "zone": B, "times": 1, "at": "request"}],
         [f"{A} spot", f"{B} spot", f"{B} spot"],
     ),
+    "so does a policy": (
+        QUEUED, [{"kind": "policy", "constraint": "gcp.resourceLocations", "location": "us-east1"}],
+        [f"{A} spot", f"{B} spot"],
+    ),
     "so does a permission": (NODE, [{"kind": "permission", "zone": A, "times": 9}], [f"{A} spot", f"{B} spot"]),
     "a zone that is closed to the project": (
         NODE,
@@ -294,6 +300,7 @@ def test_a_refusal_is_of_its_place(project: EmulatedProject, why: str) -> None:
     made = pod(project, *words)
     for fault in faults:
         project.inject_fault(**fault)
+    project.context.refused_since[hidden_place(A, PLANES["tpu_api"])] = 0.0  # where it is closed, then for long
     first = made.up()
     assert f"{first.place.zone} {first.place.capacity}" == asked[-1]
     assert made.up().status.uid == first.status.uid

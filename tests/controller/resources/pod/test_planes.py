@@ -14,6 +14,7 @@ from controller.context import Context, SurplusSlice
 from controller.core.errors import CloudError
 from controller.core.finding import Issue
 from controller.gcp.answers import LABEL
+from controller.gcp.google_errors import GoogleError
 from controller.plan.needed_permissions import permissions_of_plan
 from controller.plan.project_steps import bastion_resources
 from controller.reconcile import Absent, Pending
@@ -92,6 +93,30 @@ def ask(made: Pod, *planes_: str) -> None:
         place = places[PLANES[name].title]
         maker = PLANES[name].provisioners(60.0)[place.provisioner]
         maker.create(made.project.context, made.node.name, made.node.spec_in(place), place)
+
+
+def test_a_plane_that_google_does_not_show_for_a_while_may_have_the_pod(project: EmulatedProject) -> None:
+    """As in the minutes after a role was bound. It is neither taken for gone nor made a second time."""
+    made = pod(project, *AUTO)
+    first = made.up()
+    assert first.place.provisioner == "queued"
+
+    def hide(seconds: float) -> None:
+        for permission in ("tpu.queuedResources.get", "tpu.nodes.get"):
+            project.inject_fault(kind="late_grant", permission=permission, seconds=seconds)
+
+    hide(60)
+    with pytest.raises(GoogleError, match=f"Google does not show TPUs of the TPU API in {ZONE} now") as caught:
+        first.pod_seen(project.context)
+    assert caught.value.is_transient
+    project.cloud.call_ok("DELETE", "emulator/faults")
+    assert first.pod_seen(project.context).is_usable
+    hide(1.0)
+    assert made.up().status.uid == first.status.uid
+    assert "none is created before they are seen, or 7 minutes are over" in made.notes
+    assert (len(made.creation_requests()), made.machines()) == (1, [])
+    assert project.context.refused_since == {}
+    made.down()
 
 
 GROUP = ("tpu.accelerator_type=v6e-16",)

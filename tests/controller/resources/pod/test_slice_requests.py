@@ -12,12 +12,20 @@ from controller.context import Context, SurplusSlice
 from controller.core.errors import RetriesExhaustedError
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.answers import LABEL
-from controller.gcp.google_errors import UNREACHABLE, ConflictError, GoogleError
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.google_errors import (
+    UNREACHABLE,
+    ConflictError,
+    ForbiddenError,
+    GoogleError,
+    ServiceDisabledError,
+)
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import DeletionPendingError, PlaneAdvice
 from controller.resources.pod.search import ALONE_POLLS, CapacitySearch
+from controller.resources.pod.slice_requests import Slices
 from tests.fakes.clock import NEVER, ManualClock
 from tests.fakes.context import make_context
 from tests.fakes.google import KilledError
@@ -291,6 +299,39 @@ def test_a_machine_without_a_network_ends_the_search_and_loses_no_request(market
         market.search().run()
     assert [*market.queue.held, *market.other.held] == HERE * 2
     assert market.entries == []
+
+
+REFUSED = ForbiddenError("get", 403, "PERMISSION_DENIED", "Permission 'x' denied")
+DISABLED = ServiceDisabledError("get", 403, "PERMISSION_DENIED", "x.googleapis.com has not been used")
+
+
+@pytest.mark.parametrize("error", [REFUSED, DISABLED], ids=["permission", "API"])
+@pytest.mark.parametrize(("until", "is_there"), [(200.0, True), (200.0, False), (NEVER, True)])
+def test_nothing_is_asked_for_while_google_does_not_show_a_place(
+    market: Market, error: GoogleError, until: float, is_there: bool
+) -> None:
+    """What turns up there ends the search. A place that stays closed is waited for once, also by later commands."""
+    there = Place("a-b-c", "spot", "", "queue")
+    market.queue.outage, market.queue.outage_error = (0.0, until), error
+    if is_there:
+        market.queue.held["a-b-c"] = (-100.0, there)
+    slices = Slices("p", ["a-b-c"], market.search().provisioners)
+    assert slices.find(market.context) is None
+    market.search().run()
+    assert len([note for note in market.notes if "none is created before they are seen" in note]) == 1
+    if until < NEVER:
+        assert market.asked == ([] if is_there else ["queue asked in a-b-c"])
+        assert (list(market.queue.held), market.other.held) == (HERE, {})
+        assert market.clock.elapsed >= until
+        return
+    assert market.asked[-1] == "other asked in a-b-c"
+    assert float(market.log[-1].split()[0]) >= PROPAGATION_SECONDS
+    market.other.held.clear()
+    market.context.refused_since.clear()  # as of another command
+    assert slices.find(market.context) is None
+    begin = market.clock.elapsed
+    market.search().run()
+    assert float(market.log[-1].split()[0]) - begin < PROPAGATION_SECONDS
 
 
 def test_an_outage_of_the_only_plane_is_no_refusal_of_what_waits_there(market: Market) -> None:
