@@ -26,6 +26,10 @@ SETUP_SECONDS = 7200.0
 """A run that has not started on its pod after this long never will: its controller failed or was killed."""
 OVERDUE_SECONDS = 180.0
 """So long after its limit a pod should be gone: its watchdog, or what watches that, ends it within two minutes."""
+BUCKETS = "buckets.list"
+"""Entry of `Context.permission_denied`."""
+UNREADABLE = "unknown: you may not read"
+"""Beginning of the use of what a record that Google refuses to show may be of: nobody deletes that."""
 STOPPED = frozenset({"STOPPED", "TERMINATED", "PREEMPTED", "SUSPENDED", "FAILED", "GONE"})
 
 
@@ -89,12 +93,16 @@ def delete(context: Context, thing: BilledItem) -> None:
 
 
 def slipway_buckets(context: Context) -> Iterator[str]:
-    """Yield the buckets that Slipway made."""
+    """Yield the buckets that Slipway made; a refusal to list them is noted, and says nothing about what they hold."""
     try:
         for item in context.google.list_all("storage", "buckets.list", "items", project=context.project):
             if is_labelled(item):
                 yield item["name"]
-    except (ForbiddenError, ServiceDisabledError):
+    except ForbiddenError as error:
+        if BUCKETS not in context.permission_denied:
+            context.permission_denied.add(BUCKETS)
+            context.events.note("project", f"cannot list its buckets, which may have records of runs: {error.message}")
+    except ServiceDisabledError:
         return
 
 
@@ -128,6 +136,7 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
         why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
         return BilledItem("TPU", name, zone, usd, "", why, slice_.place.provisioner)
     age = context.clock.now() - slice_.created
+    hidden = ["the list of buckets"] if BUCKETS in context.permission_denied else []
     for bucket in buckets:
         try:
             if waiting := PodQueue(context.google, context.clock, bucket, name).waiting_runs():
@@ -138,12 +147,13 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
                 continue
             break
         except ForbiddenError:
-            continue
+            hidden.append(f"gs://{bucket}")
         except DamagedRecordError as error:  # nobody deletes what may be in use
             use = f"unknown, since gs://{bucket}/{error}"
             break
     else:
         use = "of a run that no bucket knows: just created, or its bucket was deleted" if age < MIN_AGE_SECONDS else ""
+        use = f"{UNREADABLE} {', '.join(hidden)}" if hidden else use
     return BilledItem("TPU", name, zone, usd, use, why, slice_.place.provisioner)
 
 
@@ -195,17 +205,20 @@ def _machines(
         use, why = "a pod exists in its region" if zone_region(zone) in in_use else "", "no pod in its region"
         if run_id:
             age = context.clock.now() - parse_timestamp(item.get("creationTimestamp"))
-            drives = any(_bastion_drives_run(context, bucket, pod, run_id) for bucket in buckets)
+            hidden = ["the list of buckets"] if BUCKETS in context.permission_denied else []
+            drives = any(_bastion_drives_run(context, bucket, pod, run_id, hidden) for bucket in buckets)
             use = f"it controls {run_id}" if drives or age < MIN_AGE_SECONDS else ""
+            use = f"{UNREADABLE} {', '.join(hidden)}" if hidden and not use else use
             why = f"{run_id} has ended or has no controller"
         yield BilledItem("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
 
 
-def _bastion_drives_run(context: Context, bucket: str, pod: str, run_id: str) -> bool:
-    """Return whether a bastion acts on that pod for that run."""
+def _bastion_drives_run(context: Context, bucket: str, pod: str, run_id: str, hidden: list[str]) -> bool:
+    """Return whether a bastion acts on that pod for that run; a bucket that may not be read goes into `hidden`."""
     try:
         snapshot = BucketLeaseStore(context.google, bucket, pod).read()
     except ForbiddenError:
+        hidden.append(f"gs://{bucket}")
         return False
     return (
         snapshot is not None

@@ -22,16 +22,18 @@ from controller.core.errors import CloudError, LeaseLostError
 from controller.core.json_documents import dump
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
-from controller.gcp.google_errors import ConflictError
+from controller.gcp.google_errors import ConflictError, ForbiddenError
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.plan.build import Plan
 from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
+from controller.resources.bastion_vm import POD_LABEL, RUN_LABEL
 from controller.resources.pod.node import Node
 from controller.run.session import Session
 from tests.controller.cli.verbs.test_up import KEEP, SLOW, let_go, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
+from tests.fakes.google import Answers
 from tests.planes import Plane, pods
 
 LABELS = {"managed-by": "slipway"}
@@ -378,12 +380,39 @@ def delete_node(slipway: SlipwayCli) -> None:
     until(lambda: not pods(slipway.cloud().get("state")))
 
 
+def refuse(*_: Any, **__: Any) -> None:
+    raise ForbiddenError("objects.get", 403, "forbidden", "you may not")
+
+
+@pytest.mark.parametrize("refused", ["the list of buckets", "gs://theirs"])
+def test_what_a_record_that_google_refuses_to_show_may_use_is_no_orphan(refused: str) -> None:
+    """A pod and a bastion, a day old: nobody deletes what may be in use."""
+    vm = {"name": "b", "labels": {**LABELS, RUN_LABEL: "run-1", POD_LABEL: "p"}, "status": "RUNNING"}
+    google = Answers({"instances.aggregatedList": {"items": {"zones/us-east5-b": {"instances": [vm]}}}})
+    google_, buckets = cast(Any, google), ["theirs"] if refused.startswith("gs:") else []
+    google_.object_metadata = google_.download = refuse
+    google.answers |= {
+        method: ForbiddenError(method, 403, "forbidden", "no")
+        for method in ("buckets.list", "objects.list", "objects.get")
+    }
+    context = make_context(google, clock=ManualClock(start=1e9), notes=(notes := []))
+    if not buckets:
+        assert list(orphans.slipway_buckets(context)) == []
+        assert notes == ["cannot list its buckets, which may have records of runs: no"]
+    place = SimpleNamespace(zone="us-east5-b", capacity="spot", provisioner="queued")
+    seen = {"name": "p", "place": place, "spec": SimpleNamespace(accelerator_type="v6e-1"), "state": "READY"}
+    slice_ = SimpleNamespace(**seen, created=1e9 - 86400, uid="1")
+    [machine] = orphans._machines(context, buckets, set(), set())
+    for item in (orphans._pod(context, buckets, cast(Any, slice_)), machine):
+        assert item.use == f"unknown: you may not read {refused}"
+
+
 @pytest.mark.parametrize(("age", "use"), [(60.0, "of a run that no bucket knows: just created, or its"), (86400.0, "")])
 def test_a_pod_whose_bucket_was_deleted_is_not_called_unused_at_once(age: float, use: str) -> None:
     clock = ManualClock(start=1e9)
     place = SimpleNamespace(zone="us-east5-b", capacity="spot", provisioner="queued")
     seen = {"name": "p", "place": place, "spec": SimpleNamespace(accelerator_type="v6e-1"), "state": "READY"}
     slice_ = SimpleNamespace(**seen, created=clock.now() - age, uid="1")
-    found = orphans._pod(cast(Any, SimpleNamespace(clock=clock)), [], cast(Any, slice_))
+    found = orphans._pod(make_context(None, clock=clock), [], cast(Any, slice_))
     assert found.use.startswith(use)
     assert bool(found.use) == bool(use)
