@@ -252,7 +252,7 @@ class ThisMachine(Node):
     def observe(self, context: Context, observed: ObservedResources) -> Self:
         return self.find(context)
 
-    def find(self, context: Context, uids: Collection[str] = ()) -> Self:
+    def find(self, context: Context, uids: Collection[str] = (), *, surely: bool = False) -> Self:
         return replace(self, status=self._status())
 
     def _status(self) -> SliceStatus:

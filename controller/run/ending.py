@@ -105,12 +105,14 @@ class Ending:
 
     def clean_up(self, result: Result) -> bool:
         """Delete the pod if the policy says so and the finished run still owns it; return whether it was deleted."""
-        if result.cleanup != "delete" or (node := self.own_pod()) is None:
+        hours = self.plan.config.checkpoint.max_outage_hours
+        if result.cleanup != "delete":
+            return False
+        if (node := outlast(self.context.clock, self.own_pod, "Google's API", self._note, hours)) is None:
             return False
         if next_runs := self._next_runs(node):
             self._note(f"the pod stays for the next run: {', '.join(next_runs)}")
             return False
-        hours = self.plan.config.checkpoint.max_outage_hours
         outlast(self.context.clock, self.delete_pod, "Google's API", self._note, hours)
         self.close_billing("finished")
         return True
@@ -127,9 +129,9 @@ class Ending:
             return []
 
     def own_pod(self) -> Node | None:
-        """Return the pod, in whatever state, if it exists and this run is billed for it."""
+        """Return the pod, in whatever state, if it exists and this run is billed for it; a refusal is no absence."""
         billed = {life.uid for life in self.spending.lifetimes() if life.ended is None}
-        node = self.plan.node.find(self.context, billed)
+        node = self.plan.node.find(self.context, billed, surely=bool(billed))
         return node if node is not None and node.status.uid in billed else None
 
     def delete_pod(self) -> None:
@@ -177,7 +179,7 @@ class Ending:
     def end_over_budget(self, why: str) -> NoReturn:
         """Stop the program and delete the pod, if the run has one; saved files and an adopted pod stay."""
         self.context.google.hurry()
-        if (node := self.own_pod()) is not None:
+        if (node := retry_for_minutes(self.context.clock, self.own_pod)) is not None:
             self._note(f"over budget: {why}; ending the run and deleting its pod")
             with self._without_bucket():
                 self.context.before_pod_write()

@@ -166,9 +166,9 @@ class Node(Resource):
         """Return the slice that is the pod; on several planes, after it what else of ours is billed or may be."""
         return self._slices.pod_and_others(context, self._is_managed)
 
-    def find(self, context: Context, uids: Collection[str] = ()) -> Self | None:
-        """Return the pod in whatever state; if there are several, preferably one with one of the `uids`."""
-        status = self._slices.find(context, uids)
+    def find(self, context: Context, uids: Collection[str] = (), *, surely: bool = False) -> Self | None:
+        """Return the pod in whatever state; preferably one with one of the `uids`. `surely`: see `Slices.find`."""
+        status = self._slices.find(context, uids, surely=surely)
         return None if status is None else replace(self, status=status)
 
     def is_visible_in(self, context: Context, zone: str) -> bool:
@@ -236,7 +236,7 @@ class Node(Resource):
     def destroy(self, context: Context) -> None:
         if self.adopt:
             return
-        self._slices.delete(context, self._is_managed)
+        self._slices.delete(context, self._is_managed, surely=True)
         if self.disk is not None:
             self.disk.destroy(context)
 
@@ -254,9 +254,7 @@ class Node(Resource):
             context: the run's context.
             since: omits symptoms that appeared earlier; seconds since the epoch.
         """
-        status = self._slices.find(context)
-        if status is None and (unknown := self._slices.unknown(context)):
-            raise GoogleError(f"look for {self.name}", 503, "REFUSED", f"Google does not show {', '.join(unknown)} now")
+        status = self._slices.find(context, surely=True)
         return PodStatus("ABSENT") if status is None else status.pod_seen(self.status.uid, since)
 
     def delete_all(self, context: Context, *, elsewhere: bool = False) -> None:

@@ -234,13 +234,16 @@ class Slices:
     zones: Sequence[str]
     provisioners: Mapping[ProvisionerName, Provisioner]
 
-    def find(self, context: Context, uids: Collection[str] = ()) -> SliceStatus | None:
+    def find(self, context: Context, uids: Collection[str] = (), *, surely: bool = False) -> SliceStatus | None:
         """Return a READY slice if there is one, else one that is coming up, else a dead one.
 
         A slice with one of the `uids` comes first in any state. Among READY ones, a slice whose deletion is on record
-        comes last: the search went on without it.
+        comes last: the search went on without it. None is sure only with `surely`, which may raise as `_refuse_doubt`.
         """
-        return next(iter(self.ranked(context, uids, all_places=False)), None)
+        found = next(iter(self.ranked(context, uids, all_places=False)), None)
+        if found is None and surely:
+            self._refuse_doubt(context)
+        return found
 
     def ranked(self, context: Context, uids: Collection[str] = (), *, all_places: bool = True) -> list[SliceStatus]:
         """Return the slices in the order of `find`; without `all_places` only up to the first that nothing precedes."""
@@ -266,11 +269,15 @@ class Slices:
         here = (one for one in deletions_here(context, []) if one.pod == self.name)
         return (status.place.zone, status.created) in {(one.zone, one.created_seconds) for one in here}
 
-    def delete(self, context: Context, condition: Callable[[SliceStatus], bool], why: str = "deleted") -> None:
+    def delete(
+        self, context: Context, condition: Callable[[SliceStatus], bool], why: str = "deleted", *, surely: bool = False
+    ) -> None:
         """Delete every slice that meets the condition; their data disks stay. `why` is for the record of capacity.
 
-        A slice that is given back is on record before, too: a controller that is killed meanwhile leaves its cost.
+        A slice that is given back is on record before, too: a controller that is killed meanwhile leaves its cost. With
+        `surely`, where there is none, this raises as `_refuse_doubt`.
         """
+        deleted = False
         for zone, ways in self._where:
             for provisioner, status in self._slices_at(context, zone, ways):
                 if condition(status):
@@ -278,6 +285,9 @@ class Slices:
                         record_end(context, self.name, status, why)
                     provisioner.delete(context, self.name, zone)
                     record_end(context, self.name, status, why)
+                    deleted = True
+        if surely and not deleted:
+            self._refuse_doubt(context)
 
     def pod_and_others(self, context: Context, is_managed: Callable[[SliceStatus], bool]) -> list[SliceStatus]:
         """Return the slice that is the pod; on several planes, after it what else a killed search may have left.
@@ -338,6 +348,12 @@ class Slices:
         places = [hidden_place(zone, plane_of(ways[0])) for zone, ways in self._where]
         begin = context.clock.now() - PROPAGATION_SECONDS
         return [place for place in places if context.refused_since.get(place, begin) > begin]
+
+    def _refuse_doubt(self, context: Context) -> None:
+        """Raise a transient GoogleError if a place is unknown."""
+        if unknown := self.unknown(context):
+            words = f"Google does not show {' and '.join(unknown)} now"
+            raise GoogleError(f"look for {self.name}", 503, "REFUSED", words)
 
     @property
     def _ways_by_plane(self) -> list[list[ProvisionerName]]:

@@ -176,7 +176,7 @@ def test_a_budget_does_not_count_a_pod_that_was_lost_while_no_controller_looked(
     books.later(30)
     books.bucket.buckets["b"]["runs/r/logs/attempt-1/worker-0.log"] = b""
     seen = None if state is None else replace(pod, status=replace(pod.status, state=state))
-    monkeypatch.setattr(Node, "find", lambda self, context, uids: seen if uids == {"one"} else None)
+    monkeypatch.setattr(Node, "find", lambda self, context, uids, **_: seen if uids == {"one"} else None)
     run = books.of("r", ten)
     run.close_vanished(LOOKED, pod)
     assert run.usage().hours == pytest.approx(hours)
@@ -191,7 +191,7 @@ def test_a_pod_that_nobody_has_looked_for_may_be_there_and_billed(monkeypatch: p
     pod = books.pod("one")
     books.of("r").open_billing(pod)
     books.later(30)
-    monkeypatch.setattr(Node, "find", lambda self, context, uids: None)
+    monkeypatch.setattr(Node, "find", lambda self, context, uids, **_: None)
     looked = LOOKED
     if moved == "name":
         pod = replace(pod, name="other")

@@ -151,7 +151,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenedRu
     words = ("cloud=here", "cloud.backend=cpu", "program=command", "program.command=[python,train.py]")
     options = RunOptions((*words, "env.packages=none"))
     with open_run(options) as (plan, context, _):
-        monkeypatch.setattr(type(plan.node), "find", lambda self, context, uids=(): None)
+        monkeypatch.setattr(type(plan.node), "find", lambda *_, **__: None)
         yield OpenedRun(options, plan, context)
 
 

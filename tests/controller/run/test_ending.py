@@ -99,6 +99,21 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         yield Stage(run, monkeypatch)
 
 
+def test_a_pod_that_google_does_not_show_at_the_end_is_deleted_once_it_does(stage: Stage) -> None:
+    """A refusal to show it is no absence: it would stay, billed."""
+    shown, refused = type(stage.plan.node).find, GoogleError("look for p", 503, "REFUSED", "not now")
+
+    def find(*arguments: Any, surely: bool = False, **more: Any) -> Any:
+        if surely and stage.clock.elapsed < 120:
+            raise refused
+        return shown(*arguments, **more)
+
+    stage.patch.setattr(type(stage.plan.node), "find", find)
+    stage.up(0.0)
+    [when] = stage.deleted
+    assert when >= 120
+
+
 @pytest.mark.parametrize("error", [STORM, FORBIDDEN])
 def test_a_result_that_is_never_taken_is_kept_and_recorded_by_the_next_verb(stage: Stage, error: GoogleError) -> None:
     stage.error = error

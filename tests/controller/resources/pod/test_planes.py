@@ -109,6 +109,9 @@ def test_a_plane_that_google_does_not_show_for_a_while_may_have_the_pod(project:
     with pytest.raises(GoogleError, match=f"Google does not show TPUs of the TPU API in {ZONE} now") as caught:
         first.pod_seen(project.context)
     assert caught.value.is_transient
+    with pytest.raises(GoogleError, match="Google does not show"):
+        made.down()  # which would leave it, billed
+    assert made.node.find(project.context) is None
     project.cloud.call_ok("DELETE", "emulator/faults")
     assert first.pod_seen(project.context).is_usable
     hide(1.0)
