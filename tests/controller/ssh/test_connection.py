@@ -1,6 +1,7 @@
 """The way to one worker, its connection and the agent behind it, against SSH servers that behave badly; IAP."""
 
 import io
+import re
 import shutil
 import socket
 import threading
@@ -16,11 +17,12 @@ import pytest
 from conf.schema.cloud import IAP_RANGE
 from controller.cli import main
 from controller.emulator import Emulator
+from controller.gcp.google_errors import GoogleError
 from controller.resources.pod.tpu_api import NodeVms
 from controller.ssh import agent_link, route
 from controller.ssh.agent_link import build_bundle
 from controller.ssh.fleet import SshTarget, WorkerError, failures
-from controller.ssh.route import PodConnector, admits_ssh, choose_route, find_public_ip
+from controller.ssh.route import GuestAttributes, PodConnector, admits_ssh, choose_route, find_public_ip
 from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import wait_for
 
@@ -344,3 +346,31 @@ def test_a_host_that_is_no_proxy_is_refused() -> None:
             route.open_tunnel(route.IapTarget("p", "z", "i"), lambda: "t", 0.2, where)
     with pytest.raises(OSError, match="refused"):
         route.open_tunnel(route.IapTarget("p", "z", "i"), lambda: "t", 5, where)
+
+
+DISABLED = "Constraint constraints/compute.disableGuestAttributesAccess violated"
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (412, DISABLED, PermissionError),
+        (400, DISABLED, PermissionError),
+        (503, "backend error", ConnectionRefusedError),
+        (412, "no attributes yet", None),
+        (404, "not found", None),
+    ],
+)
+def test_guest_attributes_that_a_policy_forbids_are_not_waited_for(
+    status: int, message: str, kind: type[OSError] | None
+) -> None:
+    def refuse(_: object) -> None:
+        raise GoogleError("getGuestAttributes", status, "ERROR", message)
+
+    target: Any = SimpleNamespace(vms=SimpleNamespace(guest_attributes=refuse), zone="z")
+    guests = GuestAttributes(cast(Any, None), target, "p", "")
+    if kind is None:
+        assert guests.host_keys() == []  # nothing is published yet
+        return
+    with pytest.raises(kind, match=re.escape(message)):
+        guests.host_keys()
