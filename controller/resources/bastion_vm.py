@@ -133,6 +133,7 @@ class Bastion(Resource):
             "networkInterfaces": [card],
             "scheduling": scheduling,
             "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
+            "shieldedInstanceConfig": {"enableSecureBoot": True},  # what constraints/compute.requireShieldedVm demands
         }
 
     def serial_output(self, context: Context) -> str:

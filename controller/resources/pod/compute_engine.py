@@ -193,6 +193,7 @@ ADVICE = PlaneAdvice(
     types="gcloud compute machine-types list --zones=ZONE --filter='name~^ct OR name~^tpu'",
     images="gcloud compute images list --project=ubuntu-os-accelerator-images",
     more={"quota": "the quota of the TPU API does not count here"},
+    wishes=instance_bodies.WISHES,
 )
 
 

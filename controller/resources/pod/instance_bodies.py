@@ -91,7 +91,15 @@ PROVISIONING_MODELS = {
     "reserved": "RESERVATION_BOUND",
 }
 NOTICE_SECONDS = 120
-"""How long before a preemption Google warns a spot VM; the only choice besides 0, the default."""
+"""How long before a preemption Google warns a spot VM; the only choice besides 0, the default.
+
+https://cloud.google.com/compute/docs/instances/spot (2 October 2026); nothing says which TPU machines have it.
+"""
+WISHES = {
+    "preemptionNoticeDuration": ("spot", r"preemption.?notice"),
+    "reservationAffinity": ("flex_start", r"reservation.?affinity"),
+}
+"""Fields that a request can do without, with the tier that has them and the words in which a refusal names them."""
 MAX_VALID_SECONDS, MIN_VALID_SECONDS = 7200, 90
 """Bounds of `requestValidForDuration`."""
 MIN_RUN_SECONDS = 600
@@ -184,8 +192,12 @@ def vm_properties(context: Context, name: str, spec: SliceSpec, place: Place) ->
         "metadata": {"items": [{"key": key, "value": value} for key, value in metadata.items()]},
         "scheduling": scheduling(vm_spec(spec), place.capacity),
         "serviceAccounts": [{"email": context.account_email(spec.service_account), "scopes": [SCOPE]}],
-        "shieldedInstanceConfig": {"enableSecureBoot": False},
     }
+    if place.capacity == "flex_start":  # as in https://cloud.google.com/compute/docs/instances/create-flex-start-vm
+        properties["reservationAffinity"] = {"consumeReservationType": "NO_RESERVATION"}
+    for wish in spec.without:
+        properties.pop(wish, None)
+        properties["scheduling"].pop(wish, None)
     if place.capacity == "reserved":
         properties["reservationAffinity"] = {
             "consumeReservationType": "SPECIFIC_RESERVATION",

@@ -198,6 +198,8 @@ class SliceSpec:
     data_disk_kind: str = field(default="pd-balanced", compare=False)
     heartbeat_timeout_seconds: float | None = field(default=None, compare=False)
     own: OwnSpec | None = field(default=None, compare=False)
+    without: frozenset[str] = field(default=frozenset(), compare=False)
+    """Optional fields of the request that Google has refused in this place."""
 
     @classmethod
     def of(cls, config: Config, image: str, own: OwnSpec | None = None) -> "SliceSpec":

@@ -104,17 +104,24 @@ class PlaneAdvice:
         role: with which a user can create pods.
         types: command that lists what a zone offers; `images` that lists the images.
         more: what else to do about a kind of refusal.
+        wishes: fields that a request can do without, with the tier that has them and the words of a refusal for them.
     """
 
     role: str
     types: str
     images: str
     more: Mapping[RefusalKind, str] = field(default_factory=dict[RefusalKind, str], hash=False)
+    wishes: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]], hash=False)
 
     def hint(self, kind: RefusalKind) -> str:
         """Return what to do about a refusal of this plane."""
         text = HINTS[kind].format(role=self.role, types=self.types, images=self.images)
         return f"{text}; {self.more[kind]}" if kind in self.more else text
+
+    def refused_wish(self, message: str, spec: SliceSpec, tier: str) -> str:
+        """Return the optional field of a request in this tier that its refusal names, or ''."""
+        had = ((wish, words) for wish, (of, words) in self.wishes.items() if of == tier and wish not in spec.without)
+        return next((wish for wish, words in had if re.search(words, message, re.IGNORECASE)), "")
 
 
 @dataclass(frozen=True)

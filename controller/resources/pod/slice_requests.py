@@ -5,7 +5,7 @@ abandoned request may yet become a second slice, in another zone.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from typing import Any
 
@@ -95,6 +95,12 @@ class Ask:
         late, told = self.context.clock.deadline(PROPAGATION_SECONDS), False
         while True:
             answer = yield from self._settled(self._send(patience))
+            if isinstance(answer, Refusal) and (wish := self._refused_wish(answer)):
+                self.context.events.note(
+                    self.subject, f"{self.label}: asking again without {wish}, which Google refuses: {answer.message}"
+                )
+                self.spec = replace(self.spec, without=self.spec.without | {wish})
+                continue
             if not isinstance(answer, Refusal) or answer.kind != "propagating" or late():
                 return answer
             if not told:
@@ -146,7 +152,7 @@ class Ask:
             self._is_sent = self._is_accepted = False
             if self._has_fresh_disk:
                 delete_disk(context, data_disk_name(self.name), self.place.zone)
-            if answer.kind == "propagating":
+            if answer.kind == "propagating" or self._refused_wish(answer):
                 return answer  # that one is no answer yet
         record_answer(context, self.name, self.spec, self.place, self.asked, answer)
         return answer
@@ -215,6 +221,10 @@ class Ask:
             plane_of(self.place.provisioner).request_service_agent(self.context, self.place.zone)
         except GoogleError as error:
             self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
+
+    def _refused_wish(self, answer: Refusal) -> str:
+        advice = plane_of(self.place.provisioner).advice
+        return advice.refused_wish(answer.message, self.spec, self.place.capacity)
 
     def _classify(self, code: str, message: str) -> RefusalKind:
         return classify(code, message, reserved=self.place.capacity == "reserved")

@@ -148,6 +148,7 @@ CASES = (
         "body.description": MARK, "body.labels.managed-by": MARK,
         "body.labels.slipway-run": "whose bastion it is", "body.labels.slipway-pod": "as above",
         "body.disks[0].initializeParams.sourceImage": FAMILY,
+        "body.shieldedInstanceConfig.enableSecureBoot": "--shielded-secure-boot: compute.requireShieldedVm demands it",
     }),
     Case("gcloud compute instances create i1", "GET", "instances/i1"),
     Case("gcloud compute instances get-serial-port-output i1", "GET", "instances/i1/serialPort"),
@@ -190,7 +191,6 @@ CASES = (
         "body.properties.scheduling.preemptible": "the older name of the same; SPOT implies it",
         "body.properties.scheduling.preemptionNoticeDuration.seconds": "gcloud 528 has no flag for it",
         "body.properties.serviceAccounts[0].email": "in full; `default` means the same",
-        "body.properties.shieldedInstanceConfig.enableSecureBoot": "false is the default",
         "body.properties.tags.items[0]": "our own tag, which the firewall rules aim at",
     }),
     Case("gcloud alpha compute instance-groups managed create n1", "POST", "instanceGroupManagers", {

@@ -156,6 +156,23 @@ def test_a_zone_without_capacity_is_left_and_nothing_stays_there(project: Emulat
     assert parts(made) == []
 
 
+@pytest.mark.parametrize("words", [GROUP, INSTANCE], ids=["mig", "instance"])
+@pytest.mark.parametrize("at", ["request", "operation"])
+def test_vms_that_cannot_announce_a_preemption_are_made_without_notice(
+    project: EmulatedProject, words: tuple[str, ...], at: str
+) -> None:
+    made = pod(project, *words, "tpu.capacity=spot")
+    refusal = "Invalid value for field 'resource.scheduling.preemptionNoticeDuration': ''. It is not supported here."
+    project.inject_fault(kind="failure", code=400, message=refusal, plane="compute_engine", at=at)
+    assert made.up().is_ready
+    assert "asking again without preemptionNoticeDuration" in made.notes
+    state = project.cloud.call_ok("GET", "emulator/state")["compute"]
+    mine = [item for name, item in state.items() if made.node.name in name and "/instances/" in name]
+    assert [item["scheduling"].get("preemptionNoticeDuration") for item in mine] == [None] * made.node.spec.workers
+    made.down()
+    assert parts(made) == []
+
+
 @pytest.mark.parametrize(("words", "count"), [(GROUP, 5), (INSTANCE, 1)])
 def test_a_pod_that_another_user_made_is_used_and_left(
     project: EmulatedProject, words: tuple[str, ...], count: int

@@ -10,7 +10,7 @@ import pytest
 from controller.context import Context
 from controller.localcloud.http.discovery import Method, Validation, load_discovery
 from controller.resources.pod import instance_bodies, instance_states
-from controller.resources.pod.instance_bodies import VmSpec, vm_spec
+from controller.resources.pod.instance_bodies import WISHES, VmSpec, vm_spec
 from controller.resources.pod.instance_states import Group
 from controller.resources.pod.provisioner import Endpoint, Place, SliceSpec
 from tests.fakes.context import make_context
@@ -53,7 +53,9 @@ def test_every_tier_is_valid_by_the_discovery_document(context: Context, tier: s
     validation = Validation(load_discovery())
     for schema, body in sent.items():
         validation.check_body(Method("compute.v1", "", "POST", schema, None, {}), body)
-    assert ("reservationAffinity" in one) == (tier == "reserved")
+    affinities = {"reserved": "SPECIFIC_RESERVATION", "flex_start": "NO_RESERVATION"}
+    for body in (one, template["properties"]):
+        assert body.get("reservationAffinity", {}).get("consumeReservationType") == affinities.get(tier)
     source = f"projects/p1/zones/{ZONE}/disks/pod-data"
     assert one["disks"][1] == {"source": source, "mode": "READ_WRITE", "boot": False, "autoDelete": False}
     region = "https://compute.googleapis.com/compute/v1/projects/p1/regions/us-east5"
@@ -92,6 +94,16 @@ def test_every_tier_is_valid_by_the_discovery_document(context: Context, tier: s
 def test_the_tier_and_the_end_of_a_vm(tier: str, limit: float | None, wanted: dict[str, Any]) -> None:
     found = instance_bodies.scheduling(VmSpec(max_run_seconds=limit), tier)
     assert found == {"onHostMaintenance": "TERMINATE", **wanted}
+
+
+@pytest.mark.parametrize("tier", ["on_demand", "spot", "flex_start", "reserved"])
+def test_what_google_refused_is_left_out_and_nothing_else(context: Context, tier: str) -> None:
+    place, spec = replace(PLACE, capacity=tier), replace(SPEC, own=replace(vm_spec(SPEC), max_run_seconds=7200.0))
+    full = instance_bodies.vm_properties(context, "pod", spec, place)
+    modest = instance_bodies.vm_properties(context, "pod", replace(spec, without=frozenset(WISHES)), place)
+    had = {wish for wish, (of, _) in WISHES.items() if of == tier}
+    assert {*full, *full["scheduling"]} - {*modest, *modest["scheduling"]} == had
+    assert modest == {key: modest[key] for key in full if key in modest}
 
 
 def test_a_template_is_named_by_its_content_and_names_fit(context: Context) -> None:
