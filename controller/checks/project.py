@@ -4,7 +4,9 @@ You have permission to use the project, and it has billing and quota.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from conf.schema.config import Config
@@ -14,14 +16,16 @@ from controller.checks.training import trainer_devices
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import plural
-from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
+from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
 from controller.inputs.git import strip_password
 from controller.inputs.resolved_assets import path_exists
 from controller.plan.build import Plan
+from controller.plan.project_steps import bastion_name
 from controller.plan.samplers import describe_samplers, num_sampler_pods, sampler_config
-from controller.resources.pod.planes import ask_planes
+from controller.resources.pod.plane import is_of_run
+from controller.resources.pod.planes import ask_planes, planes_for
 
 
 @check("stand_in", "error", "code.stand_in")
@@ -195,29 +199,49 @@ def quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     if sampler := sampler_config(config):
         is_alike = sampler.topology.generation == config.topology.generation
         chips = num_sampler_pods(config) * sampler.topology.chips + (config.topology.chips if is_alike else 0)
+        tpu = sampler.tpu.model_copy(update={"name": config.pod_name})  # all pods of the run are its own
+        sampler = sampler.model_copy(update={"tpu": tpu})
         for issue in ask_planes(sampler, lambda checks: checks.quota(sampler, context, chips)):
             yield issue._replace(message=f"with the pods of samplers: {issue.message}", key="loop.sampler.pods")
 
 
 @check("compute_quota", "error", "tpu.external_ip", also="warning", live=True, of_pods=True)
 def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
-    """Each worker takes a VM and, with an external address, an address of the region. New projects have 4 to 8."""
+    """Each worker takes a VM and, with an external address, an address of the region. New projects have 4 to 8. What
+    others use of them is a warning: Google shows late that they have ended.
+    """
     if config.tpu.adopt:
         return
-    workers = config.topology.workers + num_sampler_pods(config)
-    wanted = {"INSTANCES": workers + (config.recovery.driver == "bastion")}
-    if config.external_ip:
-        wanted["IN_USE_ADDRESSES"] = workers
+    workers, bastion = config.topology.workers + num_sampler_pods(config), int(config.recovery.driver == "bastion")
+    addresses = workers * config.external_ip, bastion * (not config.network.nat)
     slices = f"{config.tpu.accelerator_type}{describe_samplers(config, ' with ')}"
     more = "raise cloud.quotas" if config.cloud.kind == "local" else "request more (IAM & Admin > Quotas)"
     remedy = {"INSTANCES": more, "IN_USE_ADDRESSES": f"set tpu.external_ip=false, or {more}"}
     for region in config.regions:
+        with_bastion = bastion * (region == config.region)
+        wanted = {"INSTANCES": workers + with_bastion, "IN_USE_ADDRESSES": addresses[0] + addresses[1] * with_bastion}
         quotas = context.google.call("compute", "regions.get", project=context.project, region=region).get("quotas", [])
         for quota in quotas:
-            metric, limit = quota.get("metric"), quota.get("limit", 0)
-            if metric in wanted and wanted[metric] > limit:
-                yield Issue(
-                    f"{slices} needs {wanted[metric]} of Compute quota {metric} in {region}, "
-                    f"which is {limit:.0f}; {remedy[metric]}",
-                    severity="error" if len(config.regions) == 1 else "warning",
-                )
+            metric, limit, used = quota.get("metric", ""), quota.get("limit", 0.0), quota.get("usage", 0.0)
+            needed = wanted.get(metric, 0)
+            what = f"{slices} needs {needed} of Compute quota {metric} in {region}, which is {limit:.0f}"
+            if needed > limit:
+                yield Issue(f"{what}; {remedy[metric]}", severity="error" if len(config.regions) == 1 else "warning")
+            elif needed > limit - used and (others := used - own_use(config, context, region)[metric]) > limit - needed:
+                yield Issue(f"{what}, and others use {others:.0f} of it; {remedy[metric]}", severity="warning")
+
+
+def own_use(config: Config, context: Context, region: str) -> Counter[str]:
+    """Return what a run's own VMs use of a region's quotas already: they are not made again."""
+    used = Counter[str]()
+    for status in (status for plane in planes_for(config) for status in plane.slices(context)):
+        is_live = status.is_ready or status.pending
+        if is_live and status.place.region == region and is_of_run(config, status.name):
+            used["INSTANCES"] += status.spec.workers
+            used["IN_USE_ADDRESSES"] += status.spec.workers * status.spec.external_ip
+    where = {"project": context.project, "zone": config.tpu.zone, "instance": bastion_name(config)}
+    if config.recovery.driver == "bastion" and region == config.region:
+        with suppress(NotFoundError):
+            card = context.google.call("compute", "instances.get", **where).get("networkInterfaces", [{}])[0]
+            used += Counter(INSTANCES=1, IN_USE_ADDRESSES=int(bool(card.get("accessConfigs"))))
+    return used

@@ -176,7 +176,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
     shipped = SlipwayPackage(name=source.sha256, bucket=bucket, snapshot=source, depends_on=after[1:])
     yield shipped
     machine = Bastion(
-        name=f"{config.pod_name[: 63 - len(ACCOUNT_SUFFIX)]}{ACCOUNT_SUFFIX}",
+        name=bastion_name(config),
         zone=config.tpu.zone,
         machine_type=config.bastion_machine,
         network=config.network.name,
@@ -198,6 +198,10 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
         roles=SELF_DELETE_ROLES,
         depends_on=(machine.id,),
     )
+
+
+def bastion_name(config: Config) -> str:
+    return f"{config.pod_name[: 63 - len(ACCOUNT_SUFFIX)]}{ACCOUNT_SUFFIX}"
 
 
 @dataclass(frozen=True, kw_only=True)

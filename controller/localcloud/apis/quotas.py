@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import FAMILIES, MACHINES, AcceleratorType, Catalog, zones_of
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, as_proto
 from controller.localcloud.http.errors import ApiError, quota_exceeded
 from controller.localcloud.store import Document, Store
 
@@ -54,8 +54,10 @@ def state_document(state: str, initiator: str = "SERVICE") -> Document:
     return {"state": state, "stateInitiator": initiator, **data}
 
 
-COMPUTE_LIMITS = {"INSTANCES": 8, "IN_USE_ADDRESSES": 4}
-"""Limits of a new project in each region."""
+COMPUTE_LIMITS = {"INSTANCES": 9, "IN_USE_ADDRESSES": 5}
+"""Limits of a new project in each region, so that 8 VMs and 4 addresses are free."""
+USED_BY_OTHERS = 1
+"""What somebody else's VM, of which nothing but this is seen, uses of each of them."""
 TPU_LIMIT = 4096
 """Chips in each zone. A real project has none until it asks; an emulated one that has none would be of no use."""
 _DEFAULT_PREEMPTIBLE = 1536
@@ -148,7 +150,7 @@ class Quotas:
 
     def _compute_usage(self, region: str, last: str = "") -> dict[str, int]:
         """Return what instances and TPU VMs use in a region, without nodes made after the node `last`."""
-        used = dict.fromkeys(COMPUTE_LIMITS, 0)
+        used = dict.fromkeys(COMPUTE_LIMITS, USED_BY_OTHERS)
         for path, item in self.store.items("compute", f"projects/{PROJECT}/zones/{region}-"):
             if "/instances/" in path:
                 used["INSTANCES"] += 1
@@ -265,7 +267,7 @@ def _metric(api: str, short: str, unit: str, places: Sequence[_Bucket]) -> Docum
     """Return a metric of serviceusage v1beta1; `unit` starts after the 1."""
     metric = f"{api}.googleapis.com/{short}"
     buckets = [
-        {"effectiveLimit": str(limit), "defaultLimit": str(default), **({"dimensions": where} if where else {})}
+        as_proto({"effectiveLimit": str(limit or ""), "defaultLimit": str(default or ""), "dimensions": where or None})
         for where, limit, default in places
     ]
     parent = f"projects/{PROJECT_NUMBER}/services/{api}.googleapis.com/consumerQuotaMetrics"

@@ -3,6 +3,7 @@
 Its pools of quota are per region, apart from those of the TPU API.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,8 +26,8 @@ from controller.resources.pod.instance_groups import (
     delete_part,
     read_group,
 )
-from controller.resources.pod.instance_states import is_tpu, parse_group, parse_instance
-from controller.resources.pod.plane import CONSOLE, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.instance_states import ENDED, ENDING, is_tpu, parse_group, parse_instance, place_of
+from controller.resources.pod.plane import CONSOLE, Leftover, PlaneChecks, PlaneMethods, is_of_run
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice, no_listing, quota_metrics, zone_key
 from controller.ssh.login import WorkerVms
@@ -116,11 +117,12 @@ class ComputeEngineChecks:
         generation = config.topology.generation
         chips = chips or config.topology.chips
         limits = limits_of(context)
-        standard, preemptible = QUOTA_FAMILIES[generation], f"preemptible_tpu_{generation.removeprefix('tpu')}"
+        standard, preemptible = QUOTA_FAMILIES[generation], _preemptible(generation)
         pools = {"on_demand": (standard,), "spot": (preemptible,), "flex_start": (preemptible, standard)}
         wanted = [(region, tier) for region in config.regions for tier in config.tpu.capacity if tier in pools]
         known = {place: [limits.get((pool, place[0])) for pool in pools[place[1]]] for place in wanted}
         short = {place: found for place, found in known.items() if all(n is not None and n < chips for n in found)}
+        held = chips_of_others(config, context)
         for region, tier in wanted:
             found = known[region, tier]
             names = " and then ".join(
@@ -137,15 +139,42 @@ class ComputeEngineChecks:
                 )
             elif None in found:
                 yield Issue(f"{what}, not on the TPU API's; Google does not show how much that is", severity="note")
-            elif config.tpu.plane == "auto":
-                limit = max(limit for limit in found if limit is not None)
-                yield Issue(
-                    f"{what}, which is {'unlimited' if limit == float('inf') else f'{limit:.0f}'}", severity="note"
-                )
+            else:
+                rows = [(limit or 0.0, held[pool, region]) for pool, limit in zip(pools[tier], found, strict=True)]
+                limit, others = max(rows, key=lambda row: row[0] - row[1])
+                amount = "unlimited" if limit == float("inf") else f"{limit:.0f}"
+                if limit - others < chips:
+                    why = f"other VMs of the project hold {others} of it; {chips} are needed"
+                    yield Issue(f"{what}, which is {amount}, and {why}", severity="warning")
+                elif config.tpu.plane == "auto":
+                    yield Issue(f"{what}, which is {amount}", severity="note")
 
 
 QUOTA_FAMILIES = {"v5p": "CT5P", "v6e": "CT6E", "tpu7x": "TPU7X"}
 """Values of the dimension `tpu_family` of the standard quota, by generation."""
+
+
+def _preemptible(generation: str) -> str:
+    return f"preemptible_tpu_{generation.removeprefix('tpu')}"
+
+
+def chips_of_others(config: Config, context: Context) -> Counter[tuple[str, str]]:
+    """Return the chips of VMs other than a run's, by pool of quota and region."""
+    held, generations = Counter[tuple[str, str]](), tpu_type_table()["generations"]
+    machines = {
+        machine: (name, chips)
+        for name in QUOTA_FAMILIES
+        for chips, machine in generations[name]["machine_types"].items()
+    }
+    for zone, item in _aggregated(context, "instances"):
+        generation, chips = machines.get(leaf(item.get("machineType", "")), ("", 0))
+        tier = place_of(item, "instance").capacity
+        gone = item.get("status", "") in ("PENDING", *ENDING, *ENDED)
+        if not chips or tier == "reserved" or gone or is_of_run(config, item["name"]):
+            continue
+        pool = QUOTA_FAMILIES[generation] if tier == "on_demand" else _preemptible(generation)
+        held[pool, zone.rpartition("-")[0]] += chips
+    return held
 
 
 def limits_of(context: Context) -> dict[tuple[str, str], float]:
@@ -167,7 +196,7 @@ def limits_of(context: Context) -> dict[tuple[str, str], float]:
 MIG, GROUP, INSTANCE = "mig", "compute instanceGroupManagers.", "compute instances."
 OPERATIONS = ("compute zoneOperations.get", "compute zoneOperations.wait", "compute regionOperations.wait")
 METHODS = PlaneMethods(
-    check=("compute machineTypes.get", f"{INSTANCE}list"),
+    check=("compute machineTypes.get", f"{INSTANCE}list", f"{INSTANCE}aggregatedList"),
     observe=(
         f"{GROUP}get", f"{GROUP}listManagedInstances", f"{INSTANCE}get", f"{INSTANCE}list",
         f"{INSTANCE}getGuestAttributes"),

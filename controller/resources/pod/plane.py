@@ -47,6 +47,11 @@ class Leftover:
     created: float
 
 
+def is_of_run(config: Config, name: str) -> bool:
+    """Return whether a pod or VM of this name is a run's: its pod, one of its samplers, or another one of its sweep."""
+    return name == config.pod_name or name.startswith(f"{config.pod_name}-")
+
+
 class PlaneChecks(Protocol):
     """What a plane can tell of a config before anything is made; all but `offers` name the key to change.
 
@@ -84,6 +89,7 @@ class PlaneChecks(Protocol):
     def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
         """Yield the pools of quota that a request draws on: an error if no place has enough, a note if one has.
 
+        What others hold of a pool is a warning: they may end, and Google notices late that they have.
         chips: that are needed at the same time, if the run has more slices; None: those of the slice.
         """
         ...

@@ -4,7 +4,9 @@ https://cloud.google.com/tpu/docs/reference/rest
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from controller.gcp.answers import Caller, wait_rpc
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
 from controller.resources.pod import tpu_nodes
-from controller.resources.pod.plane import CONSOLE, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.plane import CONSOLE, Leftover, PlaneChecks, PlaneMethods, is_of_run
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice, no_listing, quota_metrics, zone_key
 from controller.resources.pod.tpu_nodes import API, zone_path
@@ -133,14 +135,19 @@ class TpuApiChecks:
                 if limit is not None and (zone, capacity) not in short:
                     what = f"{config.tpu.accelerator_type} {capacity} draws on the TPU API's quota in {zone}, which is"
                     yield Issue(f"{what} {'unlimited' if limit == float('inf') else f'{limit:.0f}'}", severity="note")
-        if topology.generation == "v5e" and topology.chips <= SERVING_CHIPS:
-            for zone, capacity in known.keys() - short.keys():
-                serving = _limit(limits, SERVING_METRIC, zone, capacity)
-                if serving is not None and serving < chips:
-                    message = (
-                        f"{config.tpu.accelerator_type} {capacity} draws on the serving quota in {zone}, which is "
-                    )
-                    yield Issue(f"{message}{serving:.0f}; request more, or choose a larger slice", severity="warning")
+        pool, held = _pool(topology.generation, topology.chips), chips_of_others(config, context)
+        for (zone, capacity), limit in known.items():
+            serving = _limit(limits, pool, zone, capacity) if pool == SERVING_METRIC else None
+            enough = limit if serving is None else serving
+            if limit is None or enough is None or (zone, capacity) in short:
+                continue
+            what, others = f"{config.tpu.accelerator_type} {capacity} draws on", held[pool, zone, SUFFIXES[capacity]]
+            if enough < chips:
+                message = f"{what} the serving quota in {zone}, which is {enough:.0f}; request more, or choose a larger"
+                yield Issue(f"{message} slice", severity="warning")
+            elif enough - others < chips:
+                message = f"{what} a quota of {enough:.0f} in {zone}, and other pods of the project hold {others} of it"
+                yield Issue(f"{message}; {chips} are needed", severity="warning")
 
 
 def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
@@ -164,6 +171,27 @@ METRICS = {
 }
 """Quota metrics by generation, without the prefix `tpu.googleapis.com/` and the suffix for the capacity tier."""
 SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
+
+
+def _pool(generation: str, chips: int) -> str:
+    """Return the metric that a slice draws on."""
+    is_serving = generation == "v5e" and chips <= SERVING_CHIPS
+    return SERVING_METRIC if is_serving else METRICS.get(generation, (generation,))[0]
+
+
+def chips_of_others(config: Config, context: Context) -> Counter[tuple[str, str, str]]:
+    """Return the chips that pods other than a run's hold or wait for, by metric, zone and suffix of the metric.
+
+    Google shows limits only: https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/QuotaBucket
+    """
+    types, held = tpu_type_table()["types"], Counter[tuple[str, str, str]]()
+    with suppress(ForbiddenError):  # `tpu_permission` tells it
+        for status in TpuApi().slices(context):
+            kind, tier = types.get(status.spec.accelerator_type), status.place.capacity
+            is_live = (status.is_ready or status.pending) and status.state not in ("DELETING", "SUSPENDING")
+            if kind is not None and is_live and tier in SUFFIXES and not is_of_run(config, status.name):
+                held[_pool(kind[0], kind[1]), status.place.zone, SUFFIXES[tier]] += kind[1]
+    return held
 
 
 def quota_limits(context: Context) -> dict[tuple[str, str], float]:
@@ -198,6 +226,7 @@ NODES = "tpu projects.locations.nodes."
 METHODS = PlaneMethods(
     check=(
         f"{NODES}list",
+        "tpu projects.locations.queuedResources.list",
         "tpu projects.locations.acceleratorTypes.list",
         "tpu projects.locations.runtimeVersions.list",
     ),

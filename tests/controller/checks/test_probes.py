@@ -82,10 +82,112 @@ def test_the_type_of_samplers_must_be_offered_too() -> None:
     assert any(line.startswith("type_offered: error loop.sampler.tpu: ") for line in found), found
 
 
-def compute_quotas(**limits: int) -> dict[str, Any]:
-    return {
-        "regions.get": {"quotas": [{"metric": metric, "limit": float(n), "usage": 0.0} for metric, n in limits.items()]}
-    }
+def compute_quotas(used: float = 0.0, **limits: int) -> dict[str, Any]:
+    return {"regions.get": {"quotas": [{"metric": m, "limit": float(n), "usage": used} for m, n in limits.items()]}}
+
+
+def node(name: str, kind: str = "v5litepod-16", zone: str = "us-central1-a", workers: int = 4, **more: Any) -> Any:
+    """Return an answer of `nodes.list`; `spot=True` for the tier."""
+    tier = {"schedulingConfig": {"spot": True}} if more.pop("spot", False) else {}
+    path = f"projects/acme/locations/{zone}/nodes/{name}"
+    ends = [{"ipAddress": f"10.0.0.{i}"} for i in range(workers)]
+    return {"name": path, "acceleratorType": kind, "state": "READY", "networkEndpoints": ends, **tier, **more}
+
+
+def nodes(*found: Any) -> dict[str, Any]:
+    return {"projects.locations.nodes.list": {"nodes": list(found)}}
+
+
+BASTION = ("recovery.driver=bastion", "network.nat=false", "tpu.external_ip=true")
+OWN = "tpu.name=mine"
+
+
+@pytest.mark.parametrize(
+    ("answers", "overrides", "said"),
+    [
+        (compute_quotas(4, INSTANCES=8), [], None),
+        (compute_quotas(5, INSTANCES=8), [], "is 8, and others use 5 of it; request more"),
+        (compute_quotas(5, INSTANCES=8) | nodes(node("mine")), [OWN], None),
+        (compute_quotas(9, INSTANCES=8) | nodes(node("mine")), [OWN], "others use 5"),
+        (compute_quotas(5, INSTANCES=8) | nodes(node("mine", state="PREEMPTED")), [OWN], "others use 5"),
+        (compute_quotas(5, INSTANCES=8) | nodes(node("mine", zone="us-west4-a")), [OWN], "others use 5"),
+        (compute_quotas(5, INSTANCES=8) | nodes(node("minerva")), [OWN], "others use 5"),
+        (
+            compute_quotas(2, IN_USE_ADDRESSES=5),
+            ["tpu.external_ip=true"],
+            "others use 2 of it; set tpu.external_ip=false",
+        ),
+        (compute_quotas(0, IN_USE_ADDRESSES=4), BASTION, "needs 5 of Compute quota IN_USE_ADDRESSES"),
+        (compute_quotas(1, IN_USE_ADDRESSES=5), BASTION, None),  # the bastion that runs
+        (compute_quotas(1, IN_USE_ADDRESSES=5), [*BASTION, "network.nat=true"], None),
+    ],
+)
+def test_what_others_use_of_a_region_and_what_the_run_has_already(
+    answers: dict[str, Any], overrides: list[str], said: str | None
+) -> None:
+    running = {"instances.get": {"networkInterfaces": [{"accessConfigs": [{"natIP": "192.0.2.1"}]}]}}
+    found = [line for line in words(running | answers, *overrides) if line.startswith("compute_quota")]
+    assert len(found) == (said is not None), found
+    assert said is None or said in found[0]
+
+
+def vm(name: str, model: str = "STANDARD", status: str = "RUNNING") -> dict[str, Any]:
+    """Return one of 4 chips of v6e."""
+    machine = "zones/us-east5-b/machineTypes/ct6e-standard-4t"
+    return {"name": name, "status": status, "machineType": machine, "scheduling": {"provisioningModel": model}}
+
+
+def vms(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"instances.aggregatedList": {"items": {"zones/us-east5-b": {"instances": list(found)}}}}
+
+
+def pool(limit: int, preemptible: bool = False) -> dict[str, Any]:
+    dimensions = {"region": "us-east5"} if preemptible else {"region": "us-east5", "tpu_family": "CT6E"}
+    name = "preemptible_tpu_v6e" if preemptible else "tpus_per_tpu_family"
+    bucket = {"dimensions": dimensions, "effectiveLimit": str(limit)}
+    metric = {"metric": f"compute.googleapis.com/{name}", "consumerQuotaLimits": [{"quotaBuckets": [bucket]}]}
+    return {"services.consumerQuotaMetrics.list": {"metrics": [metric]}}
+
+
+ON_CE = ("tpu=v6e_8", "tpu.plane=compute_engine", "tpu.zone=us-east5-b", OWN)
+REQUEST = {
+    "name": "projects/acme/locations/us-central1-a/queuedResources/q", "state": {"state": "WAITING_FOR_RESOURCES"},
+    "guaranteed": {}, "tpu": {"nodeSpec": [{"node": {"acceleratorType": "v5litepod-16"}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answers", "overrides", "said"),
+    [
+        (quota(32) | nodes(node("x")), [], None),
+        (
+            quota(31) | nodes(node("x")),
+            [],
+            "draws on a quota of 31 in us-central1-a, and other pods of the project hold 16",
+        ),
+        (quota(31) | nodes(node("mine-2")), [OWN], None),  # of a sweep
+        (quota(31) | nodes(node("x", spot=True)), [], None),
+        (quota(31) | nodes(node("x", zone="us-west4-a")), [], None),
+        (quota(31) | nodes(node("x", state="DELETING")), [], None),
+        (quota(31) | nodes(node("x", "v5litepod-8")), [], None),  # of the serving quota
+        (quota(31) | {"projects.locations.queuedResources.list": {"queuedResources": [REQUEST]}}, [], "hold 16"),
+        (both_quotas(16, 15) | nodes(node("x", "v5litepod-8")), ["tpu=v5litepod_8"], "a quota of 15"),
+        (
+            quota(31, metric="tpu-v5s-litepod-preemptible") | nodes(node("x", spot=True)),
+            ["tpu.capacity=spot"],
+            "hold 16",
+        ),
+        (pool(11) | vms(vm("x")), ON_CE, "which is 11, and other VMs of the project hold 4 of it; 8 are needed"),
+        (pool(12) | vms(vm("x")), ON_CE, None),
+        (pool(11) | vms(vm("mine-a1b2"), vm("y", "SPOT"), vm("z", status="TERMINATED")), ON_CE, None),
+        (pool(11, preemptible=True) | vms(vm("x", "SPOT")), (*ON_CE, "tpu.capacity=spot"), "hold 4"),
+    ],
+)
+def test_what_others_hold_of_a_quota_of_tpus(answers: Any, overrides: Any, said: str | None) -> None:
+    place = ["tpu.zone=us-central1-a"] if overrides is not ON_CE else []
+    found = [line for line in words(answers, *place, *overrides) if line.startswith("quota: ")]
+    assert len(found) == (said is not None), found
+    assert said is None or (said in found[0] and found[0].startswith("quota: warning"))
 
 
 def test_each_worker_takes_a_vm_and_an_address_of_the_region() -> None:

@@ -63,12 +63,12 @@ def limits(cloud: EmulatedCloud, **named: int) -> AbstractContextManager[None]:
 def test_a_node_without_addresses_left_fails(cloud: EmulatedCloud, net: str) -> None:
     body = cloud.node_body(net, "v5litepod-16")
     body["networkConfig"]["enableExternalIps"] = True
-    with limits(cloud, IN_USE_ADDRESSES=3):
+    with limits(cloud, IN_USE_ADDRESSES=4):
         error = cloud.call_and_wait("POST", f"{NODES}?nodeId=outside", body)["error"]
         region = cloud.call_ok("GET", f"{COMPUTE}/regions/{REGION}")
     assert (error["code"], error["message"][:40]) == (8, "You have reached IN_USE_ADDRESSES limit.")
     assert classify("RESOURCE_EXHAUSTED", error["message"]) == "compute_quota"
-    assert {"metric": "IN_USE_ADDRESSES", "limit": 3.0, "usage": 0.0} in region["quotas"]
+    assert {"metric": "IN_USE_ADDRESSES", "limit": 4.0, "usage": 1.0} in region["quotas"], "somebody else's"
 
 
 def test_a_vm_without_instances_left_is_refused(cloud: EmulatedCloud, net: str) -> None:
