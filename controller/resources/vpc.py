@@ -53,6 +53,8 @@ class ComputeResource(ComputePart):
 
     key: ClassVar[str] = "network.name"
     """Config key to change when an existing resource of that name conflicts."""
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the body that Google does not take in a patch, not even unchanged."""
 
     @abstractmethod
     def body(self, context: Context) -> dict[str, Any]:
@@ -96,7 +98,8 @@ class ComputeResource(ComputePart):
             )
         if diff.action == "replace":
             raise CloudError(f"{self.title} exists with other settings ({diff}); change them, or change {self.key}")
-        wait_compute(context, self.request(context, "patch", body=self.body(context)))
+        body = {key: value for key, value in self.body(context).items() if key not in self.fixed}
+        wait_compute(context, self.request(context, "patch", body=body))
 
     def raise_not_permitted(self, context: Context, error: GoogleError) -> None:
         """Raise an error that says who may create the resource, and how."""
@@ -131,6 +134,7 @@ class Network(ComputeResource):
 
     kind: ClassVar[str] = "network"
     collection: ClassVar[str] = "networks"
+    fixed: ClassVar[frozenset[str]] = frozenset({"autoCreateSubnetworks"})
     auto: bool = field(default=False, compare=False)
     mtu: int | None = None
 
@@ -175,6 +179,8 @@ class Subnet(ComputeResource):
         )
 
     def read(self, answer: dict[str, Any]) -> Self:
+        if "ipCidrRange" not in answer:  # stackType IPV6_ONLY
+            raise CloudError(f"{self.title} has no IPv4 range, which workers need; set {self.key} to another one")
         return replace(self, marked=is_marked(answer), network=leaf(answer["network"]), cidr=answer["ipCidrRange"])
 
 

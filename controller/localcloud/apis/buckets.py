@@ -13,7 +13,10 @@ from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam import bucket_bindings
 from controller.localcloud.store import Document
 
-_BUCKET_NAME = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
+_BUCKET_NAME = re.compile(r"(?!goog)(?!.*google)(?!.*[^.]{64})[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
+"""See https://cloud.google.com/storage/docs/buckets#naming."""
+_KEPT_SECONDS = 7 * 86400
+"""For how long a bucket keeps deleted objects unless it is told otherwise, and the shortest time but none."""
 _IMMUTABLE_FIELDS = frozenset(
     ["id", "kind", "name", "selfLink", "timeCreated", "projectNumber", "metageneration", "etag", "location"]
 )
@@ -37,12 +40,20 @@ class Buckets(Service):
             raise ApiError(400, f"Invalid bucket name: '{name}'")
         if self.store.get("bucket", name):
             raise ApiError(409, "Your previous request to create the named bucket succeeded and you already own it.")
+        kept = int((call.body.get("softDeletePolicy") or {}).get("retentionDurationSeconds", _KEPT_SECONDS))
+        if kept and not _KEPT_SECONDS <= kept <= 90 * 86400:
+            raise ApiError(400, "Soft delete policy retention duration must be 0, or between 7 and 90 days.")
         moment = timestamp(time.time())
         location = (call.body.get("location") or "US").upper()
         bucket: Document = {
             "storageClass": "STANDARD",
-            "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}},
             **call.body,
+            "softDeletePolicy": {"retentionDurationSeconds": str(kept), "effectiveTime": moment},
+            "iamConfiguration": {
+                "uniformBucketLevelAccess": {"enabled": False},
+                "publicAccessPrevention": "inherited",
+                **call.body.get("iamConfiguration", {}),
+            },
             "kind": "storage#bucket",
             "id": name,
             "projectNumber": PROJECT_NUMBER,

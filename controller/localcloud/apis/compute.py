@@ -25,6 +25,7 @@ from controller.localcloud.http.call import (
     PROJECT_NUMBER,
     ApiCall,
     Handler,
+    check_fingerprint,
     check_project,
     fingerprint,
     matches_filter,
@@ -164,7 +165,11 @@ class Compute(Service):
         path, resource = self.find(collection, call)
         if collection.plural in _ONE_AT_A_TIME:
             self._check_ready(path)
+        if call.method.name == "subnetworks.patch":
+            check_fingerprint(call.body.get("fingerprint"), resource, "subnetwork")
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
+        if call.method.name == "networks.patch" and (fixed := body.keys() - {"routingConfig", "mtu"}):
+            raise ApiError(400, f"Invalid value for field 'resource.{min(fixed)}': it cannot be changed")
         if call.method.http == "PUT":
             kept = {key: value for key, value in resource.items() if key in _OUTPUT_ONLY}
             wanted = {**kept, **body}
@@ -224,20 +229,25 @@ class Compute(Service):
 
     def _projects_get(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
+        items = self._common_items()
         return {
             "id": PROJECT_NUMBER,
             "name": PROJECT,
             "selfLink": f"{self.root}projects/{PROJECT}",
             "commonInstanceMetadata": {
                 "kind": "compute#metadata",
-                "fingerprint": "AAAAAAAAAAA=",
-                "items": (self.store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", []),
+                "fingerprint": fingerprint(items),
+                "items": items,
             },
             "defaultServiceAccount": DEFAULT_ACCOUNT,
         }
 
+    def _common_items(self) -> list[Document]:
+        return (self.store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", [])
+
     def _projects_set_common_instance_metadata(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
+        check_fingerprint(call.body.get("fingerprint"), self._common_items(), "metadata")
         self.store.put("setting", PROJECT_METADATA_KIND, {"items": call.body.get("items", [])})
         begun = self.operations.begin(f"projects/{PROJECT}/global", "setMetadata", f"projects/{PROJECT}")
         return self._render_operation(begun)

@@ -33,6 +33,8 @@ _APIS = (
     "artifactregistry billingbudgets cloudbilling cloudresourcemanager compute iam iap logging monitoring "
     "oslogin secretmanager serviceusage storage tpu"
 )
+_MOST_ENABLED, _MOST_READ = 20, 30
+"""Services of one request: descriptions of services.batchEnable and services.batchGet."""
 SERVICES = tuple(f"{api}.googleapis.com" for api in _APIS.split())
 FIRST_ACCOUNT_ID = 107 * 10**18
 """As long as Google's, and none of the stand-ins that a recording of `witness` begins with."""
@@ -126,6 +128,8 @@ class Projects(Service):
         }
 
     def _enable(self, call: ApiCall, names: list[str], enabled: bool) -> Document:
+        if len(names) > _MOST_ENABLED:
+            raise ApiError(400, f"A request can enable at most {_MOST_ENABLED} services.")
         for name in names:
             self._service(call, name)
         for name in names:
@@ -136,6 +140,8 @@ class Projects(Service):
 
     def _services_batch_get(self, call: ApiCall) -> Document:
         names = call.query.get("names", "").split(",")
+        if len(names) > _MOST_READ:
+            raise ApiError(400, f"A request can name at most {_MOST_READ} services.")
         return {"services": [self._service(call, name.rpartition("/")[2]) for name in names if name]}
 
     def _services_list(self, call: ApiCall) -> Document:

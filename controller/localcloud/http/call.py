@@ -100,6 +100,12 @@ def fingerprint(value: Any) -> str:
     return base64.b64encode(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
 
 
+def check_fingerprint(given: Any, value: Any, what: str) -> None:
+    """Raise ApiError 412 unless a change names the fingerprint of what it changes; none is as wrong as an old one."""
+    if given != fingerprint(value):
+        raise ApiError(412, f"Supplied fingerprint does not match current {what} fingerprint.")
+
+
 MAP_FIELDS = frozenset({"labels", "metadata"})
 """Maps of a user's keys: their empty values stay."""
 
@@ -120,13 +126,17 @@ def with_number(path: str) -> str:
     return path.replace(f"projects/{PROJECT}/", f"projects/{PROJECT_NUMBER}/")
 
 
+PAGE = 20
+"""Items of a list's page: an API may answer fewer than were asked for, with a token for the rest."""
+
+
 def paginate(call: ApiCall, items: list[Any]) -> dict[str, Any]:
     """Return one page of a list response; the page token is the index of the page's first item."""
     lists = (call.method.answer or {})["properties"].items()
     field = next(name for name, schema in lists if "$ref" in schema.get("items", {}))
     start = int(call.query.get("pageToken", "0"))
     size = call.query.get("maxResults" if "maxResults" in call.method.parameters else "pageSize", "0")
-    end = start + (int(size) or 500)
+    end = start + min(int(size) or PAGE, PAGE)
     response: dict[str, Any] = {field: items[start:end]} if items[start:end] else {}
     if end < len(items):
         response["nextPageToken"] = str(end)

@@ -162,18 +162,35 @@ class Validation:
         self._definitions: dict[str, dict[str, Any]] = {}
         self._validators: dict[tuple[str, str], Validator] = {}
 
-    def check_body(self, method: Method, body: Any) -> None:
-        """Raise ApiError 400 unless the body matches the method's request schema."""
+    def check_body(self, method: Method, body: Any) -> Any:
+        """Return the body without the fields that only Google writes, which it ignores in a request.
+
+        Raises ApiError 400 unless the body matches the method's request schema.
+        """
         if method.body is None or body is None:
-            return
+            return body
         if not isinstance(body, dict):
             raise ApiError(400, 'Invalid JSON payload received. Root element must be a "message".')
         error = next(self._validator(method.document, method.body).iter_errors(_without_nulls(body)), None)
         if error is not None:
             raise _validation_error(error)
+        return self._writable(body, {"$ref": method.body}, self._discovery.schemas[method.document])
+
+    def _writable(self, value: Any, schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
+        schema = schemas.get(schema.get("$ref", ""), schema)
+        if isinstance(value, list):
+            return [self._writable(item, schema.get("items", {}), schemas) for item in value]
+        if not isinstance(value, dict):
+            return value
+        fields, extra = schema.get("properties", {}), schema.get("additionalProperties", {})
+        kept = {name: item for name, item in value.items() if not is_output_only(fields.get(name, {}))}
+        return {name: self._writable(item, fields.get(name, extra), schemas) for name, item in kept.items()}
 
     def check_query(self, method: Method, query: Mapping[str, str]) -> None:
-        """Raise ApiError 400 on an unknown parameter, or on a value of the wrong type or outside its enum."""
+        """Raise ApiError 400 on an unknown or missing parameter, or a value of the wrong type or outside its enum."""
+        for name, parameter in method.parameters.items():
+            if parameter.get("required") and parameter["location"] == "query" and not query.get(name):
+                raise ApiError(400, f"Required parameter: {name}", reason="required")
         for name, value in query.items():
             parameter = method.parameters.get(name)
             if parameter is None:
@@ -208,6 +225,12 @@ class Validation:
                 self._define(other, schemas, definitions)
 
 
+def is_output_only(schema: Mapping[str, Any]) -> bool:
+    """Return whether only Google writes a field; Compute Engine says so in words alone."""
+    said = schema.get("description", "").lower()
+    return bool(schema.get("readOnly")) or said.startswith(("[output only]", "output only"))
+
+
 def _references(schema: Any) -> Iterator[str]:
     """Yield the names of the schemas that a schema refers to."""
     if isinstance(schema, Mapping):
@@ -236,6 +259,8 @@ def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "integer":
         return dict(_INTEGER)
     result = dict(_FORMATS.get(schema.get("format", ""), {"type": kind}))
+    if "pattern" in schema:
+        result["pattern"] = f"^(?:{schema['pattern']})$"
     if "enum" in schema:
         result["enum"] = schema["enum"]
     return result
@@ -260,6 +285,9 @@ def _validation_error(error: ValidationError) -> ApiError:
         message = "\n".join(
             f'Invalid JSON payload received. Unknown name "{name}"{place}: Cannot find field.' for name in names
         )
+    elif error.validator == "pattern":
+        words = f"Must be a match of regex '{str(error.validator_value).removeprefix('^').removesuffix('$')}'"
+        message = f"Invalid value for field 'resource.{where}': '{error.instance}'. {words}"
     else:
         message = f"Invalid value at '{where}': {error.message}"
     violations = [{"field": where, "description": line} for line in message.splitlines()]

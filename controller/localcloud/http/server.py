@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.parser import BytesParser
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl
@@ -255,7 +255,7 @@ class Server:
         handler = self.handlers.get(method.key)
         if handler is None:
             raise ApiError(501, f"The emulated cloud does not implement {method.document} {method.name}")
-        self._validation.check_body(method, body)
+        call = replace(call, body=self._validation.check_body(method, body) or {})
         with self.store.transaction():
             result = handler(call)
         if inspect.isawaitable(result):

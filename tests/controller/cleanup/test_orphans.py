@@ -26,7 +26,7 @@ from controller.gcp.google_errors import ConflictError, ForbiddenError
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.plan.build import Plan
 from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
-from controller.resources.bastion_vm import POD_LABEL, RUN_LABEL
+from controller.resources.bastion_vm import IMAGE, POD_LABEL, RUN_LABEL
 from controller.resources.pod.node import Node
 from controller.run.session import Session
 from tests.controller.cli.verbs.test_up import KEEP, SLOW, let_go, until
@@ -141,7 +141,7 @@ def test_disks_addresses_bastions_and_queued_requests_are_found_in_all_zones(sli
         "machineType": "zones/us-east5-b/machineTypes/e2-micro",
         "labels": LABELS,
         "networkInterfaces": [network],
-        "disks": [{"boot": True}],
+        "disks": [{"boot": True, "initializeParams": {"sourceImage": IMAGE}}],
     }
     google.call("compute", "instances.insert", **project, zone="us-east5-b", body=machine)
     things = {thing["name"]: thing for thing in slipway.json("orphans")["things"]}

@@ -110,6 +110,15 @@ class EmulatedCloud:
         status, text, _ = self.send(method, path, data, {"Content-Type": "application/json"})
         return status, json.loads(text) if text else None
 
+    def listed(self, path: str, items: str) -> list[Any]:
+        """Return the items of all pages of a list."""
+        page = self.call_ok("GET", path)
+        found = list(page.get(items, ()))
+        while "nextPageToken" in page:
+            page = self.call_ok("GET", f"{path}?pageToken={page['nextPageToken']}")
+            found += page.get(items, ())
+        return found
+
     def call_ok(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of a call that must succeed."""
         status, answer = self.call(method, path, body)

@@ -10,6 +10,7 @@ from conf.schema.cloud import IAP_RANGE
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.answers import admits
 from controller.reconcile import destroy
+from controller.resources.vpc import Subnet
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION
 from tests.controller.resources.conftest import EmulatedProject
 
@@ -102,6 +103,13 @@ def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(projec
     project.cloud.call_and_wait("POST", f"{REGIONAL}/subnetworks", body)
     with pytest.raises(CloudError, match=r"not created by Slipway and differs \(cidr: 10.77.0.0/24 -> 10.5.0.0/20\)"):
         project.create_shared("network.cidr=10.5.0.0/20")
+
+
+def test_a_subnet_without_ipv4_is_refused_by_name() -> None:
+    """Google leaves `ipCidrRange` out of a subnet whose stack type is IPV6_ONLY."""
+    subnet = Subnet(name="six", region="us-east5", network="net", block="10.0.0.0/20")
+    with pytest.raises(CloudError, match=r"subnet six in us-east5 has no IPv4 range.*set network.subnet"):
+        subnet.read({"network": "global/networks/net", "stackType": "IPV6_ONLY"})
 
 
 def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: EmulatedProject) -> None:

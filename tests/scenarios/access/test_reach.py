@@ -295,7 +295,8 @@ def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
     EmulatedCloud(cloud.state).establish()
     with open_context(main.parse(slipway.line("plan", *KEEP)).options.config()[0], keep_awake=True) as (context, _):
-        body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
+        told = context.google.call("compute", "projects.get", project="slipway-local")["commonInstanceMetadata"]
+        body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}], "fingerprint": told["fingerprint"]}
         context.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
     code, out, err = slipway("up", *KEEP)
     assert (code, err) == (0, "")

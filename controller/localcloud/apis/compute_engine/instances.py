@@ -13,13 +13,14 @@ from controller.localcloud.apis.compute_engine.templates import (
     IMAGE_GB,
     check_startable,
     check_tpu_vm,
+    check_vm,
     words_before_staging,
     wrong_size,
 )
 from controller.localcloud.apis.networks import COMPUTE_KIND, check_sources, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
 from controller.localcloud.apis.service import Service
-from controller.localcloud.http.call import PROJECT, ApiCall, fingerprint, timestamp
+from controller.localcloud.http.call import PROJECT, ApiCall, check_fingerprint, fingerprint, timestamp
 from controller.localcloud.http.errors import ApiError, not_ready
 from controller.localcloud.store import Document
 
@@ -54,6 +55,7 @@ class TpuInstances(Service):
     def _prepare(self, call: ApiCall, path: str, body: Document) -> Document | None:
         machine = self._machine(body)
         if machine is None:
+            check_vm(body, disks=bool(body.get("disks")))
             return None
         zone = call.path["zone"]
         check_tpu_vm(body)
@@ -104,6 +106,14 @@ class TpuInstances(Service):
             shown["disks"] = [self._show_disk(path, index, disk) for index, disk in enumerate(instance["disks"])]
         shown |= {
             "networkInterfaces": cards,
+            "scheduling": _with_defaults(instance.get("scheduling") or {}),
+            "tags": {**instance.get("tags", {}), "fingerprint": fingerprint(instance.get("tags", {}))},
+            "shieldedInstanceConfig": {
+                "enableSecureBoot": False,
+                "enableVtpm": True,
+                "enableIntegrityMonitoring": True,
+                **(instance.get("shieldedInstanceConfig") or {}),
+            },
             "metadata": {"kind": "compute#metadata", "fingerprint": fingerprint(items), "items": items},
             "labelFingerprint": fingerprint(instance.get("labels", {})),
         }
@@ -173,13 +183,13 @@ class TpuInstances(Service):
     def _set_metadata(self, call: ApiCall) -> Document:
         path, instance = self.compute.find(INSTANCES, call)
         items = (instance.get("metadata") or {}).get("items", [])
-        _check_fingerprint(call.body.get("fingerprint"), items, "metadata")
+        check_fingerprint(call.body.get("fingerprint"), items, "metadata")
         self.store.put(COMPUTE_KIND, path, {**instance, "metadata": {"items": call.body.get("items", [])}})
         return self.compute.begin(call, "setMetadata", path)
 
     def _set_labels(self, call: ApiCall) -> Document:
         path, instance = self.compute.find(INSTANCES, call)
-        _check_fingerprint(call.body.get("labelFingerprint"), instance.get("labels", {}), "label")
+        check_fingerprint(call.body.get("labelFingerprint"), instance.get("labels", {}), "label")
         self.store.put(COMPUTE_KIND, path, {**instance, "labels": call.body.get("labels", {})})
         return self.compute.begin(call, "setLabels", path)
 
@@ -215,6 +225,13 @@ class TpuInstances(Service):
             await self.slices.restart(found, self.settings.operation_seconds)
 
 
+def _with_defaults(scheduling: Mapping[str, Any]) -> Document:
+    """Return a VM's scheduling as it is shown: SPOT is preemptible, and only a standard VM restarts by itself."""
+    model = scheduling.get("provisioningModel", "STANDARD")
+    default = {"onHostMaintenance": "MIGRATE", "provisioningModel": model, "preemptible": model == "SPOT"}
+    return {**default, "automaticRestart": model == "STANDARD", **scheduling}
+
+
 def _valid_seconds(params: Mapping[str, Any]) -> int | None:
     """Return how long a flex-start request waits for capacity, or None without a limit."""
     asked = (params.get("requestValidForDuration") or {}).get("seconds")
@@ -222,8 +239,3 @@ def _valid_seconds(params: Mapping[str, Any]) -> int | None:
         why = f"Must be 0, or between {_SHORTEST_WAIT} and {_LONGEST_WAIT} seconds."
         raise invalid_field("params.requestValidForDuration", asked, why)
     return None if asked is None else int(asked)
-
-
-def _check_fingerprint(given: Any, value: Any, what: str) -> None:
-    if given is not None and given != fingerprint(value):
-        raise ApiError(412, f"Supplied fingerprint does not match current {what} fingerprint.")

@@ -148,6 +148,23 @@ def _prepare_template(_: ApiCall, path: str, body: Document) -> Document:
     return {**body, "name": path.rpartition("/")[2]}
 
 
+def check_vm(properties: Mapping[str, Any], where: str = "", *, disks: bool = True) -> None:
+    """Raise ApiError 400 for what every VM needs."""
+    scheduling = properties.get("scheduling") or {}
+    run = (scheduling.get("maxRunDuration") or {}).get("seconds")
+    if scheduling.get("automaticRestart") and scheduling.get("provisioningModel", "STANDARD") != "STANDARD":
+        why = "Scheduling must have automaticRestart be false with this provisioning model."
+        raise invalid_field(f"{where}scheduling.automaticRestart", "true", why)
+    if run and not scheduling.get("instanceTerminationAction"):
+        why = "A termination action must be specified with a max run duration."
+        raise invalid_field(f"{where}scheduling.instanceTerminationAction", "", why)
+    if run and not 30 <= int(run) <= 120 * 86400:
+        why = "Max run duration must be between 30 seconds and 120 days."
+        raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
+    if disks:
+        _check_disks(properties, where)
+
+
 def check_tpu_vm(properties: Mapping[str, Any], where: str = "") -> None:
     """Raise ApiError 400 for what both a template and an instance with TPUs need."""
     scheduling = properties.get("scheduling") or {}
@@ -155,16 +172,10 @@ def check_tpu_vm(properties: Mapping[str, Any], where: str = "") -> None:
     if scheduling.get("provisioningModel") == "FLEX_START" and not run:
         why = "Max run duration must be specified with the FLEX_START provisioning model."
         raise invalid_field(f"{where}scheduling.maxRunDuration", "", why)
-    if run and not scheduling.get("instanceTerminationAction"):
-        why = "A termination action must be specified with a max run duration."
-        raise invalid_field(f"{where}scheduling.instanceTerminationAction", "", why)
-    if run and not 30 <= int(run) <= 120 * 86400:
-        why = "Max run duration must be between 30 seconds and 120 days."
-        raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
+    check_vm(properties, where)
     if scheduling.get("provisioningModel") == "FLEX_START" and not 600 <= int(run or 0) <= 7 * 86400:
         why = "Max run duration must be between 10 minutes and 7 days with the FLEX_START provisioning model."
         raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
-    _check_disks(properties, where)
     if not properties.get("networkInterfaces"):
         raise invalid_field(f"{where}networkInterfaces", "", "At least one network interface is required.")
     affinity = (properties.get("reservationAffinity") or {}).get("consumeReservationType")

@@ -95,6 +95,27 @@ def test_buckets(cloud: EmulatedCloud) -> None:
     cloud.refused("GET", mine, None, 404, "notFound")
 
 
+@pytest.mark.parametrize(
+    ("days", "shown"), [(None, 7), (0, 0), (7, 7), (90, 90), (1, None), (91, None)]
+)  # fmt: skip
+def test_a_bucket_keeps_deleted_objects_unless_told_otherwise(
+    cloud: EmulatedCloud, days: int | None, shown: int | None
+) -> None:
+    place, name = f"{BUCKETS}?project=slipway-local", f"kept-{days}".lower()
+    policy = {} if days is None else {"softDeletePolicy": {"retentionDurationSeconds": str(days * 86400)}}
+    if shown is None:
+        cloud.refused("POST", place, {"name": name, **policy}, 400, "between 7 and 90 days")
+        return
+    made = cloud.call_ok("POST", place, {"name": name, **policy})
+    assert made["softDeletePolicy"]["retentionDurationSeconds"] == str(shown * 86400)
+    assert made["iamConfiguration"]["publicAccessPrevention"] == "inherited"
+
+
+@pytest.mark.parametrize("name", ["goog-runs", "my-google-runs", "x" * 64, "ab"])
+def test_a_bucket_name_that_google_refuses(cloud: EmulatedCloud, name: str) -> None:
+    cloud.refused("POST", f"{BUCKETS}?project=slipway-local", {"name": name}, 400, "Invalid bucket name")
+
+
 def test_an_object_comes_back_with_its_hashes(bucket: Bucket) -> None:
     data = bytes(range(256)) * 20_000  # 5 MB: beyond what is handled in one piece
     status, made = bucket.put("folder/an object+%.bin", data)

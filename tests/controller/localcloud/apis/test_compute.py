@@ -38,7 +38,8 @@ def test_a_resource_lives_and_dies(cloud: EmulatedCloud, net: str, collection: s
     assert made["selfLink"] == f"{cloud.endpoint['url']}{path}"
     assert {name: made[name] for name in body.keys() - {"network"}}.items() <= body.items()
     cloud.refused("POST", collection, {"name": "life"} | body, 409, "already exists")
-    cloud.call_and_wait(method, path, change)
+    current = {"fingerprint": made["fingerprint"]} if "subnetworks" in path else {}
+    cloud.call_and_wait(method, path, change | current)
     assert cloud.call_ok("GET", path).items() >= change.items()
     assert "life" in [one["name"] for one in cloud.call_ok("GET", f"{collection}?filter=name%20%3D%20life")["items"]]
     cloud.delete(path)
@@ -58,7 +59,24 @@ def test_private_google_access_is_switched(cloud: EmulatedCloud, net: str) -> No
     assert cloud.call_ok("GET", path)["privateIpGoogleAccess"] is False
     cloud.call_and_wait("POST", f"{path}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": True})
     assert cloud.call_ok("GET", path)["privateIpGoogleAccess"] is True
-    cloud.refused("PATCH", path, {"ipCidrRange": "10.99.0.0/24"}, 400)
+    other = {"ipCidrRange": "10.99.0.0/24"}
+    cloud.refused("PATCH", path, other, 412, "conditionNotMet")
+    cloud.refused("PATCH", path, other | {"fingerprint": cloud.call_ok("GET", path)["fingerprint"]}, 400)
+
+
+def test_the_mode_of_a_network_is_no_part_of_a_patch(cloud: EmulatedCloud, net: str) -> None:
+    """By the description of networks.patch; https://cloud.google.com/vpc/docs/change-mtu patches the MTU alone."""
+    cloud.refused("PATCH", f"{GLOBAL}/networks/net", {"mtu": 1500, "autoCreateSubnetworks": False}, 400, "autoCreateS")
+
+
+def test_metadata_of_the_project_has_a_fingerprint(cloud: EmulatedCloud) -> None:
+    path, body = f"{COMPUTE}/setCommonInstanceMetadata", {"items": [{"key": "k", "value": "v"}]}
+    cloud.refused("POST", path, body, 412, "conditionNotMet")
+    old = cloud.call_ok("GET", COMPUTE)["commonInstanceMetadata"]["fingerprint"]
+    cloud.call_and_wait("POST", path, body | {"fingerprint": old})
+    cloud.refused("POST", path, body | {"fingerprint": old}, 412, "conditionNotMet")
+    now = cloud.call_ok("GET", COMPUTE)["commonInstanceMetadata"]["fingerprint"]
+    cloud.call_and_wait("POST", path, {"items": [], "fingerprint": now})
 
 
 def test_a_nat_is_part_of_its_router(cloud: EmulatedCloud, net: str) -> None:
@@ -151,6 +169,8 @@ def test_services_are_enabled(cloud: EmulatedCloud) -> None:
     got = cloud.call_ok("GET", f"{usage}:batchGet?names={names[0]}&names={names[1]}")["services"]
     assert [service["state"] for service in got] == ["ENABLED", "DISABLED"]
     cloud.refused("POST", f"{usage}/tpus.googleapis.com:enable", {}, 403)
+    cloud.refused("POST", f"{usage}:batchEnable", {"serviceIds": ["tpu.googleapis.com"] * 21}, 400, "at most 20")
+    cloud.refused("GET", f"{usage}:batchGet?names=" + "&names=".join([names[0]] * 31), None, 400, "at most 30")
 
 
 def test_a_stale_etag_is_a_conflict(cloud: EmulatedCloud) -> None:

@@ -113,7 +113,7 @@ def test_stop_and_start(cloud: EmulatedCloud, net: str) -> None:
 
 
 def test_the_catalog(cloud: EmulatedCloud) -> None:
-    types = {item["type"] for item in cloud.call_ok("GET", f"{LOCATION}/acceleratorTypes")["acceleratorTypes"]}
+    types = {item["type"] for item in cloud.listed(f"{LOCATION}/acceleratorTypes", "acceleratorTypes")}
     assert "v5litepod-16" in types
     assert "v4-8" not in types
     assert cloud.call_ok("GET", f"{LOCATION}/acceleratorTypes/v5litepod-16")["type"] == "v5litepod-16"
@@ -121,7 +121,9 @@ def test_the_catalog(cloud: EmulatedCloud) -> None:
     versions = cloud.call_ok("GET", f"{LOCATION}/runtimeVersions")["runtimeVersions"]
     assert {"tpu-ubuntu2204-base", "v2-alpha-tpuv6e"} <= {item["version"] for item in versions}
     assert RUNTIME not in {item["version"] for item in versions}  # Google's list is incomplete: it can be used
-    zones = cloud.call_ok("GET", f"tpu/v2/{PROJECT}/locations")["locations"]
+    first = cloud.call_ok("GET", f"{LOCATION}/acceleratorTypes?pageSize=500")
+    assert len(first["acceleratorTypes"]) < len(types), "fewer than asked for"
+    zones = cloud.listed(f"tpu/v2/{PROJECT}/locations", "locations")
     assert ZONE in {zone["locationId"] for zone in zones}
 
 

@@ -96,7 +96,59 @@ def test_a_wrong_body_is_refused(discovery: Discovery, validation: Validation, b
 def test_a_right_body_passes(discovery: Discovery, validation: Validation, path: str, body: Any) -> None:
     found = discovery.match("POST", path)
     assert found is not None
-    assert validation.check_body(found[0], body) is None
+    assert validation.check_body(found[0], body) == body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "writable"),
+    [
+        (f"{LOCATION}/nodes", {"description": "d", "state": "READY", "id": "7"}, {"description": "d"}),
+        (
+            f"{LOCATION}/queuedResources",
+            {"name": "q", "tpu": {"nodeSpec": [{"nodeId": "n", "node": {"name": "n", "tags": ["t"]}}]}},
+            {"tpu": {"nodeSpec": [{"nodeId": "n", "node": {"tags": ["t"]}}]}},
+        ),
+        (
+            "compute/v1/projects/p/zones/z/instances",
+            {"name": "i", "status": "RUNNING", "networkInterfaces": [{"name": "nic0", "network": "n"}]},
+            {"name": "i", "networkInterfaces": [{"network": "n"}]},
+        ),
+        ("iam/v1/projects/p/serviceAccounts", {"accountId": "a", "serviceAccount": {"email": "e"}},
+         {"accountId": "a", "serviceAccount": {}}),
+        (f"{CRM}/v1/projects/p:setIamPolicy", {"policy": {"etag": "e", "bindings": [{"role": "r"}]}}, None),
+    ],
+)  # fmt: skip
+def test_what_only_google_writes_is_ignored(
+    discovery: Discovery, validation: Validation, path: str, body: Any, writable: Any
+) -> None:
+    found = discovery.match("POST", path)
+    assert found is not None
+    assert validation.check_body(found[0], body) == (body if writable is None else writable)
+
+
+@pytest.mark.parametrize("name", ["Upper", "has_underscore", "ends-", "x" * 64, ""])
+def test_a_name_beyond_the_pattern_is_refused(discovery: Discovery, validation: Validation, name: str) -> None:
+    found = discovery.match("POST", "compute/v1/projects/p/zones/z/disks")
+    assert found is not None
+    with pytest.raises(ApiError, match=r"Invalid value for field 'resource.name'.*Must be a match of regex"):
+        validation.check_body(found[0], {"name": name})
+
+
+@pytest.mark.parametrize(
+    ("http", "path", "query", "missing"),
+    [
+        ("POST", "compute/v1/projects/p/zones/z/instanceGroupManagers/g/resize", {"size": ""}, "size"),
+        ("GET", "storage/v1/b", {}, "project"),
+        ("GET", "storage/v1/b/x/iam/testPermissions", {}, "permissions"),
+    ],
+)
+def test_a_missing_parameter_is_refused(
+    discovery: Discovery, validation: Validation, http: str, path: str, query: dict[str, str], missing: str
+) -> None:
+    found = discovery.match(http, path)
+    assert found is not None
+    with pytest.raises(ApiError, match=f"Required parameter: {missing}"):
+        validation.check_query(found[0], query)
 
 
 @pytest.mark.parametrize(

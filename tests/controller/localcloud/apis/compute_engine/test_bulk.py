@@ -121,7 +121,7 @@ def test_a_spot_slice_is_preempted_and_not_repaired(cloud: EmulatedCloud, net: s
     group = wait_for_state(cloud, "taken", "INCOMPLETE")
     wait_for(lambda: statuses(cloud, "taken") == ["TERMINATED"] * 2, "both VMs have stopped")
     assert group["targetSize"] == 2
-    listed = cloud.call_ok("GET", f"{ZONAL}/operations")["items"]
+    listed = cloud.listed(f"{ZONAL}/operations", "items")
     assert [one["operationType"] for one in listed].count("compute.instances.preempted") == 2
     cloud.delete(f"{GROUPS}/taken")
 

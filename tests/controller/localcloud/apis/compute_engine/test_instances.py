@@ -52,6 +52,8 @@ def test_metadata_is_changed_under_its_fingerprint_and_may_enable_guest_attribut
     cloud.call_and_wait("POST", f"{INSTANCES}/told/setMetadata", added)
     assert ask(cloud, "told", "attributes/colour") == "red", "its host key is published"
     cloud.refused("POST", f"{INSTANCES}/told/setMetadata", added, 412, "conditionNotMet")
+    cloud.refused("POST", f"{INSTANCES}/told/setMetadata", {"items": added["items"]}, 412, "conditionNotMet")
+    cloud.refused("POST", f"{INSTANCES}/told/setLabels", {"labels": {"a": "b"}}, 412, "conditionNotMet")
     cloud.delete(f"{INSTANCES}/told")
 
 
@@ -63,9 +65,47 @@ def test_simulated_maintenance_preempts_a_spot_vm_and_restarts_another(
     cloud.call_and_wait("POST", f"{INSTANCES}/moved/simulateMaintenanceEvent")
     wanted = "TERMINATED" if model == "SPOT" else "RUNNING"
     wait_for(lambda: status(cloud, "moved") == wanted, wanted)
-    operations = cloud.call_ok("GET", f"{ZONAL}/operations")["items"]
+    operations = cloud.listed(f"{ZONAL}/operations", "items")
     assert f"compute.instances.{verb}" in {operation["operationType"] for operation in operations}
     cloud.delete(f"{INSTANCES}/moved")
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({}, ("MIGRATE", "STANDARD", False, True)),
+        ({"provisioningModel": "SPOT"}, ("MIGRATE", "SPOT", True, False)),
+        ({"provisioningModel": "STANDARD", "automaticRestart": False}, ("MIGRATE", "STANDARD", False, False)),
+    ],
+)
+def test_a_vm_shows_the_defaults_that_it_was_not_asked_for(
+    cloud: EmulatedCloud, asked: dict[str, Any], shown: tuple[Any, ...]
+) -> None:
+    path = f"{INSTANCES}/small"
+    body = lone(cloud, "small", "e2-small", scheduling=asked, shieldedInstanceConfig={"enableSecureBoot": True})
+    cloud.call_and_wait("POST", INSTANCES, body)
+    vm = cloud.call_ok("GET", path)
+    names = ("onHostMaintenance", "provisioningModel", "preemptible", "automaticRestart")
+    assert tuple(vm["scheduling"][name] for name in names) == shown
+    assert set(vm["shieldedInstanceConfig"].values()) == {True}
+    assert vm["tags"]["fingerprint"]
+    cloud.delete(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"scheduling": {"maxRunDuration": {"seconds": "600"}}}, "A termination action must be specified"),
+        (
+            {"scheduling": {"provisioningModel": "SPOT", "automaticRestart": True}},
+            "must have automaticRestart be false",
+        ),
+        ({"disks": [{"boot": False, "source": "x"}]}, "No disks are specified."),
+        ({"disks": [{"boot": True}]}, "A source image or a disk must be specified."),
+    ],
+)
+def test_a_vm_without_a_tpu_is_looked_at_as_closely(cloud: EmulatedCloud, more: dict[str, Any], words: str) -> None:
+    cloud.refused("POST", INSTANCES, lone(cloud, "small", "e2-small", **more), 400, words)
 
 
 @pytest.mark.parametrize(
