@@ -91,7 +91,7 @@ def bucket_is_accessible(config: Config, context: Context) -> Iterator[Issue]:
         except ForbiddenError:
             yield Issue(
                 f"{name} exists but you have no access; bucket names are global, so it may belong to someone else; "
-                "use another name"
+                f"set another, such as cloud.bucket={name}-2"
             )
 
 
@@ -177,7 +177,18 @@ def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
         parts = ", ".join(dict.fromkeys(part for need in lacking for part in need.parts))
         reasons = {ALWAYS: f"for: {parts}", MAKE: f"for: {parts} (unless that exists)", CHANGE: f"to change: {parts}"}
         whose = reasons.get(when, "for `down --all`")
-        yield Issue(f"you lack {names} {WHERE[kind]} {name}, {whose}; {role} has it", severity=grade)
+        how = f": `{grant_command(kind, name, role, context)}`" if role else ""
+        yield Issue(f"you lack {names} {WHERE[kind]} {name}, {whose}; {role} has it{how}", severity=grade)
+
+
+def grant_command(kind: str, name: str, role: str, context: Context) -> str:
+    """Return the command with which an owner gives the caller a role; a bucket or account may not exist yet."""
+    account = context.google.service_account
+    member = f"serviceAccount:{account}" if account else "user:$(gcloud config get account)"
+    where = f"billing accounts add-iam-policy-binding {name}"
+    if kind != BILLING_KIND:
+        where = f"projects add-iam-policy-binding {context.project}"
+    return f'gcloud {where} --member="{member}" --role={role}'
 
 
 def severity(need: Need) -> Severity:

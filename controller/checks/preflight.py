@@ -11,12 +11,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import ModuleType
 
 from conf.schema.config import Config
 from controller import checks, resources
 from controller.context import Context
-from controller.core.finding import Check, Finding, Rule
+from controller.core.finding import Check, Finding, Rule, UncheckedError
 from controller.gcp.google_errors import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
 from controller.plan.build import Plan
 
@@ -41,20 +42,63 @@ def _checks_for(config: Config, *, live: bool, of_plan: bool = False) -> list[Ch
 
 def preflight(config: Config) -> list[Finding]:
     """Return the findings of all offline checks, errors first."""
-    return sort_by_severity([finding for check in _checks_for(config, live=False) for finding in check(config)])
+    return findings_of(examine_config(config))
+
+
+FIRST = ("credentials", "project")
+"""Checks without which no other answer of Google means anything."""
+OF_THIS_MACHINE = ("ssh_key", "ssh_config", "trc_ended")
+"""Live checks of pods that ask nothing of Google."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a check has found. `unknown` says why it could not look, or is empty; such an answer is never fine."""
+
+    rule: Rule
+    findings: tuple[Finding, ...] = ()
+    unknown: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """Return unknown, or the worst severity of the findings, or ok."""
+        severities = [finding.severity for finding in sort_by_severity(list(self.findings))]
+        return "unknown" if self.unknown else severities[0] if severities else "ok"
+
+
+def examine_config(config: Config) -> list[Answer]:
+    """Run all offline checks of a config."""
+    return [Answer(check.rule, tuple(check(config))) for check in _checks_for(config, live=False)]
+
+
+def examine_cloud(config: Config, context: Context) -> list[Answer]:
+    """Run all live checks of a config in parallel. A login or project that cannot be used is all that is said of it."""
+    checks = _checks_for(config, live=True)
+    first = _ask_all([check for check in checks if check.rule.id in FIRST], config, context)
+    rest = [check for check in checks if check.rule.id not in FIRST]
+    useless = next((a.rule.id for a in first if a.findings and not a.unknown), "")
+    asked = [c for c in rest if not (useless and c.rule.of_pods) or c.rule.id in OF_THIS_MACHINE]
+    others = [Answer(check.rule, unknown=f"not asked: see {useless}") for check in rest if check not in asked]
+    return [*first, *_ask_all(asked, config, context), *others]
+
+
+def examine_plan(plan: Plan, context: Context) -> list[Answer]:
+    """As `examine_cloud`, for the checks that need the plan: what has yet to be downloaded, built and uploaded."""
+    return _ask_all(_checks_for(plan.config, live=True, of_plan=True), plan, context)
 
 
 def probe_cloud(config: Config, context: Context) -> list[Finding]:
-    """Run all live checks of a config in parallel and return their findings, errors first.
-
-    A check whose query fails becomes a warning.
-    """
-    return _ask_all(_checks_for(config, live=True), config, context)
+    """Return the findings of all live checks of a config, errors first. A check whose query fails becomes a warning."""
+    return findings_of(examine_cloud(config, context))
 
 
 def probe_plan(plan: Plan, context: Context) -> list[Finding]:
-    """As `probe_cloud`, for the checks that need the plan: what has yet to be downloaded, built and uploaded."""
-    return _ask_all(_checks_for(plan.config, live=True, of_plan=True), plan, context)
+    """As `probe_cloud`, for the checks that need the plan."""
+    return findings_of(examine_plan(plan, context))
+
+
+def findings_of(answers: Iterable[Answer]) -> list[Finding]:
+    return sort_by_severity(list(dict.fromkeys(finding for answer in answers for finding in answer.findings)))
 
 
 def sort_by_severity(findings: list[Finding]) -> list[Finding]:
@@ -62,23 +106,28 @@ def sort_by_severity(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
-def _ask_all(checks: list[Check[...]], subject: Config | Plan, context: Context) -> list[Finding]:
+def _ask_all(checks: list[Check[...]], subject: Config | Plan, context: Context) -> list[Answer]:
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
-        answers = pool.map(lambda check: _ask(check, subject, context), checks)
-        return sort_by_severity(list(dict.fromkeys(finding for found in answers for finding in found)))
+        return list(pool.map(lambda check: _ask(check, subject, context), checks))
 
 
-def _ask(check: Check[...], subject: Config | Plan, context: Context) -> list[Finding]:
+def _ask(check: Check[...], subject: Config | Plan, context: Context) -> Answer:
     name = check.rule.id
     unchecked = f"{name.replace('_', ' ')} was not checked"
     try:
-        return list(check(subject, context))
-    except (NoCredentialsError, ServiceDisabledError):
-        return []  # `credentials` reports it once; `up` enables the API and repeats the check
+        return Answer(check.rule, tuple(check(subject, context)))
+    except NoCredentialsError as error:
+        return Answer(check.rule, unknown=str(error))  # `credentials` reports it once
+    except ServiceDisabledError as error:  # `up` enables the API and repeats the check
+        command = f"gcloud services enable {error.service} --project={context.project}"
+        return Answer(check.rule, unknown=f"{error.service} is off: `up` enables it, or `{command}`")
+    except UncheckedError as error:
+        return Answer(check.rule, unknown=str(error))
     except ForbiddenError as error:
-        return [Finding(name, "warning", "cloud.project", f"{unchecked}: permission denied ({error.message})")]
+        message = f"{unchecked}: permission denied ({error.message})"
     except GoogleError as error:
-        return [Finding(name, "warning", "cloud.project", f"{unchecked}: {error}")]
+        message = f"{unchecked}: {error}"
+    return Answer(check.rule, (Finding(name, "warning", "cloud.project", message),), unknown=message)
 
 
 HEAD = """# Checks

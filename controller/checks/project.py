@@ -14,7 +14,7 @@ from conf.schema.topology import Topology, find_topology, tpu_type_table
 from controller.agent.commands.run_inputs import MAX_BYTES
 from controller.checks.training import trainer_devices
 from controller.context import Context
-from controller.core.finding import Issue, check
+from controller.core.finding import Issue, UncheckedError, check
 from controller.core.text import plural
 from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.inputs.code import CodeSnapshot
@@ -159,24 +159,15 @@ def missed_code(config: Config, code: CodeSnapshot) -> Iterator[Issue]:
                 yield Issue(f"names {name}, which is not shipped: {why}", f"program.{key}", severity)
 
 
-@check("credentials", "warning", "cloud", live=True, of_pods=True)
-def has_credentials(config: Config, context: Context) -> Iterator[Issue]:
-    """Requests need application-default credentials, which `gcloud auth login` alone does not create."""
-    if not context.google.has_credentials:
-        yield Issue(
-            "no Google credentials, so nothing was checked; run `gcloud auth login` and `gcloud auth "
-            "application-default login`, or set cloud=local"
-        )
-
-
 @check("billing", "error", "cloud.project", live=True, of_pods=True)
 def billing_is_enabled(config: Config, context: Context) -> Iterator[Issue]:
     """A project without billing rejects every TPU, and the error does not mention billing."""
     name = f"projects/{context.project}"
     try:
         answer = context.google.call("cloudbilling", "projects.getBillingInfo", name=name)
-    except (ForbiddenError, ServiceDisabledError):
-        return  # few users can see billing, and none need to
+    except (ForbiddenError, ServiceDisabledError) as error:  # few users can see billing, and none need to
+        command = f"gcloud billing projects describe {context.project}"
+        raise UncheckedError(f"billing was not checked ({error.message}); `{command}` shows it") from None
     if not answer.get("billingEnabled"):
         yield Issue(
             f"{context.project} has no billing account; run `gcloud billing projects link {context.project} "
@@ -215,7 +206,11 @@ def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     workers, bastion = config.topology.workers + num_sampler_pods(config), int(config.recovery.driver == "bastion")
     addresses = workers * config.external_ip, bastion * (not config.network.nat)
     slices = f"{config.tpu.accelerator_type}{describe_samplers(config, ' with ')}"
-    more = "raise cloud.quotas" if config.cloud.kind == "local" else "request more (IAM & Admin > Quotas)"
+    more = (
+        "raise cloud.quotas"
+        if config.cloud.kind == "local"
+        else "request more (https://console.cloud.google.com/iam-admin/quotas)"
+    )
     remedy = {"INSTANCES": more, "IN_USE_ADDRESSES": f"set tpu.external_ip=false, or {more}"}
     for region in config.regions:
         with_bastion = bastion * (region == config.region)

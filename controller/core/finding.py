@@ -1,11 +1,19 @@
 """Findings of checks, and the rules that declare them."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, ParamSpec
 
 from conf.schema.config import escape_line
+from controller.core.errors import SlipwayError
 
+CURES = (
+    re.compile(r"`((?:gcloud|slipway|hf|git|pip|ssh|sudo|chmod|rm|uv) [^`]+)`"),
+    re.compile(r"(?<![\w.`])((?:[a-z]\w*\.)?[a-z_]+\.[a-z_]+=[^\s,;)]+|cloud=local)"),
+    re.compile(r"(https?://[^\s,;)]+)"),
+)
+"""Commands, overrides and addresses in a message, the most useful first."""
 Severity = Literal["error", "warning", "note"]
 P = ParamSpec("P")
 
@@ -21,6 +29,15 @@ class Finding:
 
     def __str__(self) -> str:
         return escape_line(f"{self.key}: {self.message}")
+
+    @property
+    def cure(self) -> str:
+        """Return the first command of the message, or else its first override or address; empty if it has none."""
+        return next((found[1] for pattern in CURES if (found := pattern.search(self.message))), "")
+
+
+class UncheckedError(SlipwayError):
+    """A check could not look, for a reason that is no finding of a plan: few people have what it needs."""
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,19 @@ class GoogleClient:
         )
         return answer, parsedate_to_datetime(dates[-1]).timestamp()
 
+    def seconds_ahead(self, project: str) -> float:
+        """Return by how many seconds this machine's clock is ahead of Google's, as the date of an answer tells."""
+        from email.utils import parsedate_to_datetime
+
+        dates: list[str] = []
+        parameters = {"projectId": project}
+        try:
+            self._with_retries(self._execute_once, "cloudresourcemanager", "projects.get", parameters, dates)
+        except GoogleError:
+            if not dates:
+                raise
+        return self._clock.now() - parsedate_to_datetime(dates[-1]).timestamp() if dates else 0.0
+
     def upload(
         self,
         bucket: str,
@@ -388,7 +401,9 @@ def _translate_errors(what: str, *, is_conditional: bool = False) -> Iterator[No
     except GoogleAuthError as error:
         if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
             raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
-        raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
+        more = ", and check this machine's clock" if "reasonable timeframe" in str(error) else ""
+        again = f"log in again: `gcloud auth application-default login`{more}"
+        raise NoCredentialsError(f"Google rejected the credentials ({error}); {again}") from None
     except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
         raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
     except UnicodeDecodeError as error:

@@ -113,6 +113,15 @@ class NoCredentialsError(ConfigError):
     """No credentials to sign requests with."""
 
 
+OF_THE_LOGIN = {
+    "ACCESS_TOKEN_SCOPE_INSUFFICIENT": "{message} Log in with the scope cloud-platform: `gcloud auth "
+    "application-default login`; on a VM, `gcloud compute instances set-service-account VM --scopes=cloud-platform`",
+    "USER_PROJECT_DENIED": "{message} Or let your requests count against another project: `gcloud auth "
+    "application-default set-quota-project PROJECT`",
+}
+"""What to do about refusals of the login itself, by Google's reason: every request with it meets them."""
+
+
 def http_error(what: str, error: Any, *, is_conditional: bool = False) -> GoogleError:
     """Return the exception for an `HttpError` of google-api-python-client.
 
@@ -124,7 +133,8 @@ def http_error(what: str, error: Any, *, is_conditional: bool = False) -> Google
         is_conditional: the request had a precondition, such as an etag.
 
     Raises:
-        NoCredentialsError: the request counts against gcloud's own project, where no API can be enabled.
+        NoCredentialsError: the login lacks a scope, or its requests count against a project that the caller may not
+            use, or against gcloud's own, where no API can be enabled.
     """
     status, text = int(error.resp.status), error.content.decode(errors="replace")
     body = _error_of(text)
@@ -145,6 +155,8 @@ def http_error(what: str, error: Any, *, is_conditional: bool = False) -> Google
     delays = (str(one.get("retryDelay")) for one in details)
     delay = next((float(given[:-1]) for given in delays if re.fullmatch(r"\d+(\.\d+)?s", given)), None)
     retry_after = delay if delay is not None else _seconds(error.resp.get("retry-after", ""))
+    if status == 403 and (words := next((OF_THE_LOGIN[one] for one in reasons if one in OF_THE_LOGIN), "")):
+        raise NoCredentialsError(f"{what}: {words.format(message=message)}")
     if status == 403 and {"SERVICE_DISABLED", "accessNotConfigured"} & {*reasons}:
         if GCLOUD_PROJECT in text:
             raise NoCredentialsError(NO_QUOTA_PROJECT.format(what))

@@ -58,6 +58,8 @@ RUN = (
     Use("checks of quota, billing and offer", always=(
         "cloudbilling projects.getBillingInfo", "serviceusage services.consumerQuotaMetrics.list",
         "compute regions.get")),
+    Use("checks of the project and its organization", always=(
+        "cloudresourcemanager projects.get", "cloudresourcemanager projects.getEffectiveOrgPolicy")),
     Use("code, records and results in the bucket", always=(
         "storage buckets.get", "storage objects.get", "storage objects.list", "storage objects.insert",
         "storage objects.delete")),

@@ -66,8 +66,10 @@ def public_key_line(folder: Path, comment: str) -> str:
     file = private_key(folder)
     try:
         key = serialization.load_ssh_private_key(file.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror}): `rm -r {file}`, and another is made") from None
     except ValueError as error:
-        raise ConfigError(f"{file} is damaged ({error}): delete it, and the next command makes another key") from None
+        raise ConfigError(f"{file} is damaged ({error}): `rm {file}`, and the next command makes another") from None
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     return f"{key.public_key().public_bytes(encoding, form).decode()} {comment}"
 

@@ -135,6 +135,7 @@ class HostConfig:
             for number, line in enumerate(lines, 1):
                 if problem := _not_understood(line.strip(), path.parent):
                     message = "only OpenSSH reads that, and no `ssh` works on this machine"
+                    message += ": `sudo apt-get install openssh-client`"
                     raise ConfigError(f"{path}, line {number}: {problem}; {message}")
             config.parse(lines)
         return config

@@ -35,5 +35,5 @@ def make_context(
         events.add_listener(lambda event: notes.append(event.message) if event.kind == "note" else None)
     if folder is not None:
         (folder / "keys").mkdir(parents=True, exist_ok=True)
-    login = none if folder is None else Login(client, clock, project, "me", folder)
+    login = Login(client, clock, project, "me", folder or Path("/nowhere"))
     return Context(project, client, clock, events, cast(Path, folder), login, poll_seconds, none)

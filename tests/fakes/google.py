@@ -24,6 +24,10 @@ class Answers:
 
     answers: dict[str, Any] = field(default_factory=dict)
     has_credentials: bool = True
+    service_account: str | None = None
+
+    def seconds_ahead(self, project: str) -> float:
+        return 0.0
 
     def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
         answer = self.answers.get(method, {})

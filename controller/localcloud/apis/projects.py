@@ -101,6 +101,7 @@ class Projects(Service):
             f"{manager}v3:projects.get": lambda call: _show_project(
                 call, name=f"projects/{PROJECT_NUMBER}", displayName=PROJECT, state="ACTIVE"
             ),
+            f"{manager}v1:projects.getEffectiveOrgPolicy": self._org_policy,
             **self._of_policies(f"{manager}v1:projects.", _check_named),
             **self._of_policies(f"{manager}v3:projects.", _check_named),
             **self._of_policies("iam.v1:projects.serviceAccounts.", lambda call: self._get(call)["name"]),
@@ -115,6 +116,17 @@ class Projects(Service):
             ),
             f"{methods}testIamPermissions": lambda call: call.test_permissions(resource(call)),
         }
+
+    def _org_policy(self, call: ApiCall) -> Document:
+        """Return a constraint's effective policy; without one, the constraint's default allows everything."""
+        _check_named(call)
+        name = call.body.get("constraint", "")
+        if not name.startswith("constraints/"):
+            raise ApiError(400, "Request contains an invalid argument.")
+        found = {spec["constraint"]: spec["policy"] for spec in self.faults.standing("org_policy")}
+        is_boolean = re.match(r"constraints/\w+\.(disable|require)", name)
+        default: Document = {"booleanPolicy": {}} if is_boolean else {"listPolicy": {"allValues": "ALLOW"}}
+        return {"constraint": name, **found.get(name.removeprefix("constraints/"), default)}
 
     def _service(self, call: ApiCall, name: str) -> Document:
         _check_named(call)

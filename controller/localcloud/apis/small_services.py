@@ -152,9 +152,10 @@ class Billing(Service):
 
     def _projects_get_billing_info(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
-        return {
-            "name": f"projects/{PROJECT}/billingInfo",
-            "projectId": PROJECT,
+        known = {"name": f"projects/{PROJECT}/billingInfo", "projectId": PROJECT}
+        if self.faults.standing("billing_disabled"):
+            return known  # false and empty values are left out
+        return known | {
             "billingAccountName": f"billingAccounts/{BILLING_ACCOUNT}",
             "billingEnabled": True,
         }

@@ -169,8 +169,12 @@ class Faults:
     def denied_permissions(self, laptop: bool) -> frozenset[str]:
         """Return the permissions that the laptop, or all workers, have lost."""
         who = "laptop" if laptop else "workers"
-        specs = (fault["spec"] for _, fault in self._active("denied", "late_grant"))
+        specs = [*self.standing("denied"), *self.standing("late_grant")]
         return frozenset(spec["permission"] for spec in specs if spec["client"] == who)
+
+    def standing(self, kind: str) -> list[Document]:
+        """Return the specs of the faults of a kind that are planted now."""
+        return [fault["spec"] for _, fault in self._active(kind)]
 
     def check_policies(self, call: ApiCall) -> None:
         """Raise the refusal of a request that an organization policy forbids."""

@@ -174,6 +174,9 @@ KINDS: dict[str, type[FaultSpec]] = {
         match=_MATCH,
         form=(Literal["project", "user", "resource", "operations", "retry_info"], "project"),
     ),
+    # a policy of the organization, a listPolicy or booleanPolicy of Resource Manager, as the project sees it
+    "org_policy": _kind(FaultSpec, constraint=(str, ...), policy=(dict[str, Any], ...)),
+    "billing_disabled": FaultSpec,  # of the project: it has no billing account
     "endpoints": _kind(CountedSpec, endpoints=(int, Field(ge=1))),  # wrong number of VMs in the next nodes
     "chip_missing": _kind(CountedSpec, worker=_FIRST_WORKER),  # of the next nodes that boot
     # failure of the next queued resources that would become ACTIVE, or `seconds` in PROVISIONING

@@ -87,7 +87,7 @@ def _is_loopback(host: str) -> bool:
 _MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # paths of object contents
 _TOKEN_PATH = "/token"  # noqa: S105 - of the OAuth server
 # Methods that use POST but change nothing.
-_READ_VERBS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
+_READ_VERBS = ("getIamPolicy", "getEffectiveOrgPolicy", "testIamPermissions", "getGuestAttributes", "wait")
 
 
 @dataclass(eq=False)

@@ -32,6 +32,7 @@ from controller.resources.pod.provisioner import Place, Provisioner, Provisioner
 from controller.resources.pod.refusals import PlaneAdvice, no_listing, quota_metrics, zone_key
 from controller.ssh.login import WorkerVms
 
+IMAGE_PROJECT = instance_bodies.IMAGES.split("/")[1]
 FLEX_SECONDS = 7 * 24 * 3600
 """Longest life of a flex-start pod: https://cloud.google.com/compute/docs/instances/about-flex-start-vms."""
 
@@ -95,12 +96,22 @@ class ComputeEngineChecks:
             try:
                 context.google.call(API, "machineTypes.get", project=context.project, zone=zone, machineType=wanted)
             except NotFoundError:
-                message = f"Compute Engine offers no {wanted} in {zone}; choose another zone, or set tpu.plane"
+                show = f"`gcloud compute machine-types list --filter=name={wanted}` lists the zones that have it"
+                message = f"Compute Engine offers no {wanted} in {zone}; choose another zone, or set tpu.plane; {show}"
                 yield Issue(message, zone_key(config, zone))
 
     def offered_images(self, config: Config, context: Context) -> Iterator[Issue]:
-        """Yield nothing: Google rejects a mistyped image at once."""
-        return iter(())
+        """An image of its own project is not looked up: Google rejects a mistyped one at once."""
+        documented = config.topology.image_family
+        wanted = config.tpu.runtime_version or documented
+        if wanted is None or "/" in wanted:
+            return
+        try:
+            context.google.call(API, "images.getFromFamily", project=IMAGE_PROJECT, family=wanted)
+        except NotFoundError:
+            severity = "note" if wanted == documented else None
+            listed = f"`gcloud compute images list --project={IMAGE_PROJECT}` lists them"
+            yield Issue(f"Google has no image family {wanted} for TPUs; {listed}, or use null", severity=severity)
 
     def listing(self, config: Config, context: Context) -> Iterator[Issue]:
         zone = config.tpu.zone
@@ -134,7 +145,8 @@ class ComputeEngineChecks:
                 most = max(limit for limit in found if limit is not None)
                 yield Issue(
                     f"{what}, which is {most:.0f}, and {chips} are needed; that of the TPU API does not count. Request "
-                    "more (IAM & Admin > Quotas), or change tpu.capacity, tpu.zone or tpu.plane",
+                    "more (https://console.cloud.google.com/iam-admin/quotas), or change tpu.capacity, tpu.zone or "
+                    "tpu.plane",
                     severity="error" if len(short) == len(wanted) else "warning",
                 )
             elif None in found:
@@ -196,7 +208,8 @@ def limits_of(context: Context) -> dict[tuple[str, str], float]:
 MIG, GROUP, INSTANCE = "mig", "compute instanceGroupManagers.", "compute instances."
 OPERATIONS = ("compute zoneOperations.get", "compute zoneOperations.wait", "compute regionOperations.wait")
 METHODS = PlaneMethods(
-    check=("compute machineTypes.get", f"{INSTANCE}list", f"{INSTANCE}aggregatedList"),
+    check=(
+        "compute machineTypes.get", f"{INSTANCE}list", f"{INSTANCE}aggregatedList", "compute images.getFromFamily"),
     observe=(
         f"{GROUP}get", f"{GROUP}listManagedInstances", f"{INSTANCE}get", f"{INSTANCE}list",
         f"{INSTANCE}getGuestAttributes"),
@@ -220,7 +233,7 @@ CHECKS = ComputeEngineChecks()
 ADVICE = PlaneAdvice(
     role="roles/compute.instanceAdmin.v1",
     types="gcloud compute machine-types list --zones=ZONE --filter='name~^ct OR name~^tpu'",
-    images="gcloud compute images list --project=ubuntu-os-accelerator-images",
+    images=f"gcloud compute images list --project={IMAGE_PROJECT}",
     more={"quota": "the quota of the TPU API does not count here"},
     wishes=instance_bodies.WISHES,
 )

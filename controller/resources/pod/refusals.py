@@ -160,7 +160,8 @@ def no_listing(zone: str, role: str, error: ForbiddenError) -> Issue:
     return Issue(
         f"no permission to list TPUs in {zone} ({error.message}). Possible causes: your account lacks "
         f"{role} in the project; cloud.project is not the project with the TPUs (for TRC, the one in your "
-        "application); the zone is not available to you (for TRC, use the zones in the email)"
+        "application; `gcloud projects list` lists yours); the zone is not available to you (for TRC, use "
+        "the zones in the email)"
     )
 
 

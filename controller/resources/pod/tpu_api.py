@@ -91,7 +91,9 @@ class TpuApiChecks:
         for zone in config.tpu.all_zones:
             listed = _listed(context, zone, "acceleratorTypes")
             if is_certainly_missing(wanted, listed):
+                command = f"gcloud compute tpus accelerator-types list --zone={zone}"
                 message = f"Google offers no {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}"
+                message += f"; `{command}` lists all"
                 yield Issue(message, zone_key(config, zone))
 
     def offered_images(self, config: Config, context: Context) -> Iterator[Issue]:
@@ -105,7 +107,9 @@ class TpuApiChecks:
                 yield Issue(f"Google's list for {zone} lacks {wanted}, the documented image", severity="note")
             else:
                 closest = nearest_names(wanted, listed)
-                yield Issue(f"Google offers no image {wanted} in {zone}; closest there: {closest}")
+                command = f"gcloud compute tpus tpu-vm versions list --zone={zone}"
+                message = f"Google offers no image {wanted} in {zone}; closest there: {closest}"
+                yield Issue(f"{message}; `{command}` lists all")
 
     def listing(self, config: Config, context: Context) -> Iterator[Issue]:
         zone = config.tpu.zone
@@ -127,7 +131,8 @@ class TpuApiChecks:
         for (zone, capacity), limit in short.items():
             yield Issue(
                 f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, and "
-                f"{chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone",
+                f"{chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone; "
+                "`slipway init` lists the zones with quota",
                 severity="error" if len(short) == len(wanted) else "warning",
             )
         if config.tpu.plane == "auto" and topology.image_family:

@@ -25,6 +25,7 @@ from tests.emulators import Emulators
 from tests.paths import ROOT
 
 WORDS = ("+experiment=quickstart", "cloud=local")
+GRANT = 'gcloud projects add-iam-policy-binding slipway-local --member="user:$(gcloud config get account)" --role='
 BUCKET = "slipway-local-slipway-us-central1"
 
 
@@ -66,7 +67,8 @@ def context(shared: EmulatedCloud, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def findings(context: Context, *overrides: str) -> list[Finding]:
-    return _ask(caller_has_permissions, config_of(*overrides), context)
+    answer = _ask(caller_has_permissions, config_of(*overrides), context)
+    return [*answer.findings, *([Finding("credentials", "warning", "cloud", answer.unknown)] if answer.unknown else [])]
 
 
 def test_an_owner_lacks_nothing(cloud: EmulatedCloud, context: Context) -> None:
@@ -82,7 +84,8 @@ def test_a_caller_who_lacks_one_permission_is_told_which(cloud: EmulatedCloud, c
     [found] = findings(context)
     assert need.permission in found.message
     sure = need.permission in ("tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list")
-    assert (found.check, found.severity) == ("permissions", "error" if sure else "warning")
+    check = "credentials" if need.permission == "serviceusage.services.use" else "permissions"  # of every request
+    assert (found.check, found.severity) == (check, "error" if sure else "warning")
     assert [entry for entry in cloud.request_log() if entry["mutating"]] == before
 
 
@@ -106,9 +109,9 @@ def test_an_editor_is_told_what_editors_lack(cloud: EmulatedCloud, context: Cont
     messages = {found.message for found in findings(context)}
     assert messages == {
         "you lack iap.tunnelInstances.accessViaIAP in slipway-local, for: SSH through IAP; "
-        "roles/iap.tunnelResourceAccessor has it",
+        f"roles/iap.tunnelResourceAccessor has it: `{GRANT}roles/iap.tunnelResourceAccessor`",
         "you lack resourcemanager.projects.setIamPolicy in slipway-local, for: roles in the project (unless that "
-        "exists); roles/resourcemanager.projectIamAdmin has it",
+        f"exists); roles/resourcemanager.projectIamAdmin has it: `{GRANT}roles/resourcemanager.projectIamAdmin`",
     }
 
 

@@ -434,11 +434,13 @@ def test_what_is_listed_is_offered_whatever_the_table_says() -> None:
     [
         (
             {"acceleratorTypes": ["v6e-1", "v6e-4"]},
-            "tpu.zone: Google offers no v6e-8 in us-east5-b; closest there: v6e-4, v6e-1",
+            "tpu.zone: Google offers no v6e-8 in us-east5-b; closest there: v6e-4, v6e-1; "
+            "`gcloud compute tpus accelerator-types list --zone=us-east5-b` lists all",
         ),
         (
             {"runtimeVersions": ["v2-alpha-tpuv6e", "tpu-ubuntu2204-base"]},
-            "tpu.runtime_version: Google offers no image v2-alpha-tpuv6 in us-east5-b; closest there: v2-alpha-tpuv6e",
+            "tpu.runtime_version: Google offers no image v2-alpha-tpuv6 in us-east5-b; closest there: v2-alpha-tpuv6e; "
+            "`gcloud compute tpus tpu-vm versions list --zone=us-east5-b` lists all",
         ),
     ],
 )

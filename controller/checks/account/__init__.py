@@ -1,0 +1,1 @@
+"""What you and your project may do, as Google says."""
