@@ -252,6 +252,10 @@ VERBS: dict[str, Verb] = {
         (YES, _flag("--zone", "choose this zone without a prompt", "word"),
          _flag("--no-bucket", "do not create the bucket now", action="store_true")),
     ),
+    "doctor": Verb(
+        "look for what would stop a run: login, rights, policies, quota, images, SSH, licenses; with cures", "setup",
+        "troubleshooting.md", ("doctor cloud=mine tpu=mine", f"doctor {QUICKSTART} cloud=mine tpu=mine"),
+    ),
     "witness": Verb(
         "try everything once on your project: one small run with a preemption; record it, delete everything", "setup",
         "witness.md", ("witness cloud=mine tpu=mine", "witness --usd 2 --minutes 30 cloud=mine tpu=mine"),
@@ -288,6 +292,7 @@ MODULES = {
     "runs": ("runs",), "billed": ("orphans",), "grants": ("capacity",), "reports": ("report", "tensorboard"),
     "on_workers": ("exec", "ssh", "forward", "logs", "verify"), "results": ("get", "export", "chat", "generate"),
     "down": ("cancel", "stop", "down"), "clouds": ("init", "localcloud"),
+    "doctor": ("doctor",),
 }  # fmt: skip
 """Modules of `controller/cli/verbs/`, with the verbs that each implements as `run_VERB`."""
 

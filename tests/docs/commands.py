@@ -33,6 +33,7 @@ WITNESSED = (
     "tests/scenarios/witness/test_witness.py::"
     "test_a_first_contact_is_recorded_leaves_nothing_and_is_replayed_without_a_difference"
 )
+DOCTOR = "tests/controller/cli/verbs/test_doctor.py::test_what_it_says_of_a_new_project_and_of_one_in_use"
 ELSEWHERE = {
     # the first with the tools of development
     **dict.fromkeys(("python -m pip install -e .", "python -m pip install -e '.[dev]'", "python -m pytest"), CI),
@@ -45,6 +46,9 @@ ELSEWHERE = {
     "slipway witness": WITNESSED,
     "slipway witness cloud=mine tpu=mine": WITNESSED,  # the session of the first run plays one on another type
     "slipway witness --usd 2 --minutes 30 cloud=mine tpu=mine": WITNESSED,
+    "slipway doctor": DOCTOR,
+    "slipway doctor cloud=mine tpu=mine": DOCTOR,
+    "slipway doctor +experiment=quickstart cloud=mine tpu=mine": DOCTOR,
     "slipway report --sweep trm_width --x params --fit power --level 0.8": (
         "tests/controller/report/test_comparison.py::test_the_verb_prints_the_fit_and_writes_the_section"
     ),

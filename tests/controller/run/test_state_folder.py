@@ -96,6 +96,7 @@ WORDS: dict[str, list[list[str]]] = {
     "status": [["status"], ["status", "--run", "RUN"], ["status", "--json", "--run", "RUN"]],
     "runs": [["runs"], ["runs", "--json"], ["runs", "--csv"], ["runs", "--refresh"], ["runs", "--last", "1"]],
     "plan": [["plan"]],
+    "doctor": [["doctor"]],
     "capacity": [["capacity"]],
     "report": [["report", "RUN", "-o", "OUT"]],
     "logs": [["logs"], ["logs", "--run", "RUN"]],

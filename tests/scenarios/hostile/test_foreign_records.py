@@ -91,6 +91,7 @@ VERB_WORDS: dict[str, Sequence[Sequence[str]] | str] = {
     "rehearse": "reads the user's own config only",
     "witness": "reads the user's own config only",
     "init": "asks Google about the project",
+    "doctor": "reads the user's own config only",
     "down": [["--run", "RUN", "--yes"], ["--run", "RUN", "--all", "--yes"]],
 }
 API_CALLS: dict[str, Callable[[str], Any] | str] = {

@@ -1,0 +1,92 @@
+"""`slipway doctor`: what stands between this machine and a run, each with its cure. It only reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.strict_json import dumps
+from controller.checks.preflight import Answer, examine_cloud, examine_config, examine_plan
+from controller.connect import open_context, opening_message, project_of, require_pods
+from controller.core.errors import SlipwayError
+from controller.core.finding import Finding
+from controller.core.text import plural, width_of, wrap
+from controller.plan.build import build_plan
+
+if TYPE_CHECKING:
+    from conf.schema.config import Config
+    from controller.cli.main import Command
+    from controller.context import Context
+
+SIGNS = {"error": "✗", "unknown": "?", "warning": "!", "note": "-", "ok": "✓"}
+"""Outcomes, the worst first."""
+NO_PROGRAM = frozenset({"command", "complete"})
+"""Checks that fail because no program was named."""
+PLAN = "code, data and the Hub's licenses were not checked"
+INDENT = 20
+
+
+def run_doctor(command: Command) -> int:
+    """`slipway doctor`: run the checks of this machine, the account, the project and the plan; print one table.
+
+    Returns 2 if something stops `up`, 1 if something could not be looked at, else 0.
+    """
+    options = command.options
+    config = options.cloud_config()
+    require_pods(config)
+    with options.showing(opening_message(config)) as doing, open_context(config) as (context, _):
+        doing("looking at this machine, your account and the project")
+        rows = examine(config, context)
+    if command.flags.json:
+        print(dumps({"project": project_of(config), "checks": rows}, indent=1))
+    else:
+        print("\n".join(wrap(line, width_of(sys.stdout), INDENT) for line in format_rows(rows)))
+    outcomes = {row["outcome"] for row in rows}
+    return 2 if "error" in outcomes else 1 if "unknown" in outcomes else 0
+
+
+def examine(config: Config, context: Context) -> list[dict[str, Any]]:
+    """Run the checks of a config, and of its plan if it names a program; return the rows of the table, worst first."""
+    offline = [answer for answer in examine_config(config) if answer.rule.id not in NO_PROGRAM or not answer.findings]
+    answers = [*examine_cloud(config, context), *(one for one in offline if one.rule.of_pods or one.findings)]
+    rows = [row for answer in answers for row in _rows_of(answer)]
+    if len(offline) < len(examine_config(config)):
+        rows.append(_row("plan", "note", f"{PLAN}: name a program, such as `slipway doctor +experiment=quickstart`"))
+    elif any(answer.outcome == "error" for answer in offline):
+        rows.append(_row("plan", "unknown", f"{PLAN}: first mend what is wrong with the config"))
+    else:
+        try:
+            plan = build_plan(config, context.project, Path.cwd())
+            rows += [row for answer in examine_plan(plan, context) for row in _rows_of(answer)]
+        except SlipwayError as error:
+            rows.append(_row("plan", "error", str(error)))
+    return sorted(rows, key=lambda row: list(SIGNS).index(row["outcome"]))
+
+
+def _rows_of(answer: Answer) -> list[dict[str, Any]]:
+    name = answer.rule.id
+    if answer.unknown or not answer.findings:
+        return [_row(name, answer.outcome, answer.unknown or answer.rule.reason)]
+    # `plan` goes on without a login, `up` does not
+    return [_row(name, "error" if name == "credentials" else f.severity, f.message, f.key) for f in answer.findings]
+
+
+def _row(check: str, outcome: str, words: str, key: str = "") -> dict[str, Any]:
+    cure = "" if outcome == "ok" else Finding(check, "note", key, words).cure
+    return {"check": check, "outcome": outcome, "key": key, "words": words, "cure": cure}
+
+
+def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line per row, with its cure below, and one line for all that is right."""
+    lines: list[str] = []
+    for row in rows:
+        if row["outcome"] != "ok":
+            key = f"{row['key']}: " if row["key"] else ""
+            lines.append(f"{SIGNS[row['outcome']]} {row['check']:<{INDENT - 2}}{key}{row['words']}")
+            lines += [f"{'':<{INDENT}}→ {row['cure']}"] if row["cure"] else []
+    fine = [row["check"] for row in rows if row["outcome"] == "ok"]
+    lines += [f"{SIGNS['ok']} {plural(len(fine), 'check')}: {', '.join(fine)}"] if fine else []
+    counts = [f"{len(found)} {name}" for name in SIGNS if (found := [r for r in rows if r["outcome"] == name])]
+    return [*lines, "", ", ".join(counts)]

@@ -1,0 +1,52 @@
+"""`slipway doctor` as it is typed: its table, its exit codes, and that it only reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+
+READY = "cloud.realism=relaxed"
+"""A project whose APIs are on."""
+
+
+@pytest.mark.e2e
+def test_what_it_says_of_a_new_project_and_of_one_in_use(slipway: SlipwayCli) -> None:
+    code, out, _ = slipway("doctor", ECHO_COMMAND)
+    assert code == 1
+    assert "tpu.googleapis.com is off: `up` enables it, or `gcloud services enable tpu.googleapis.com" in out
+    assert "→ gcloud services enable tpu.googleapis.com --project=slipway-local" in out
+    code, out, _ = slipway("doctor", ECHO_COMMAND, READY)
+    assert code == 0, out
+    assert "✗" not in out
+    assert "\n\n1 note, " in out
+    fault = {"kind": "billing_disabled"}
+    slipway.cloud().post("faults", {"key": "billing", "faults": [fault]})
+    code, out, _ = slipway("doctor", READY, "tpu.capacity=sopt")
+    assert code == 2, "the schema refuses it"
+    code, out, _ = slipway("doctor", READY)
+    assert code == 2
+    first, cure, *_ = out.splitlines()
+    assert first.startswith("✗ billing  ")
+    assert cure.strip().startswith("→ gcloud billing projects link slipway-local")
+    assert "- plan" in out, "no program is named"
+    assert slipway.mutations() == []
+
+
+@pytest.mark.e2e
+def test_the_document_has_a_row_for_every_check(slipway: SlipwayCli) -> None:
+    slipway.cloud().post("faults", {"key": "x", "faults": [{"kind": "denied", "permission": "orgpolicy.policy.get"}]})
+    code, out, _ = slipway("doctor", ECHO_COMMAND, READY, "--json")
+    document = json.loads(out)
+    assert (code, document["project"]) == (0, "slipway-local")
+    rows = {row["check"]: row for row in document["checks"]}
+    assert {"credentials", "organization", "quota", "clock", "ssh_key", "hugging_face", "zone"} <= rows.keys()
+    assert all(row.keys() == {"check", "outcome", "key", "words", "cure"} for row in rows.values())
+
+
+def test_a_run_on_this_machine_has_no_project(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["doctor", "cloud=here"]) == 2
+    assert "cloud=here has no project" in capsys.readouterr().err
+    assert not home.exists()
