@@ -74,7 +74,8 @@ class RunPreview:
                 for row in self.rows
             ],
             "findings": [
-                {"check": f.check, "severity": f.severity, "key": f.key, "words": f.message} for f in self.findings
+                {"check": f.check, "severity": f.severity, "key": f.key, "words": f.message, "cure": f.cure}
+                for f in self.findings
             ],
         }
 

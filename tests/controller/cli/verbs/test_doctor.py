@@ -32,6 +32,9 @@ def test_what_it_says_of_a_new_project_and_of_one_in_use(slipway: SlipwayCli) ->
     assert first.startswith("✗ billing  ")
     assert cure.strip().startswith("→ gcloud billing projects link slipway-local")
     assert "- plan" in out, "no program is named"
+    code, out, _ = slipway("plan", ECHO_COMMAND, READY, "--json")
+    [billing] = [finding for finding in json.loads(out)["findings"] if finding["severity"] == "error"]
+    assert (code, billing["cure"] in cure) == (2, True)
     assert slipway.mutations() == []
 
 
