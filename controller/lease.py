@@ -18,7 +18,7 @@ from dataclasses import replace
 from controller.context import Context
 from controller.core.errors import LeaseLostError, SlipwayError
 from controller.core.this_process import Clock, InterruptedSleepError
-from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
+from controller.gcp.google_errors import ConflictError, NotFoundError
 from controller.lease_store import (
     BucketLeaseStore,
     DamagedLeaseError,
@@ -242,13 +242,24 @@ class Lease:
             self._first.release(said, exit_code)
 
     def _write_last(self, last: LeaseRecord) -> None:
-        """Write the lease for the last time; if that fails, it expires with its term."""
-        with contextlib.suppress(GoogleError, InterruptedSleepError):
+        """Write the lease for the last time, also over what somebody has made of it; else it expires with its term."""
+        with contextlib.suppress(SlipwayError, InterruptedSleepError):
             try:
                 self._store.write(last, self._generation)
             except InterruptedSleepError:  # the bucket takes the next write in a second, and our clock waits no more
                 threading.Event().wait(WRITE_SECONDS)
                 self._store.write(last, self._generation)
+            except ConflictError:
+                if self._clock.boot_time() < self._valid_until:  # nobody else can have acquired it
+                    self._store.write(last, self._damaged_generation())
+
+    def _damaged_generation(self) -> int:
+        """Return the generation of the stored lease if it is damaged. Raises ConflictError if it is another lease."""
+        try:
+            self._store.read()
+        except DamagedLeaseError as damaged:
+            return damaged.generation
+        raise ConflictError("lease", 412, "conditionNotMet", "it is another lease, or was deleted")
 
     @contextlib.contextmanager
     def released_on_exit(self) -> Iterator[None]:

@@ -2,17 +2,21 @@
 
 import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
 
 from controller.core.errors import CloudError
+from controller.core.this_process import Clock
+from controller.gcp.folder_store import FolderClient
 from controller.gcp.google_errors import NotFoundError
-from controller.lease import ReleaseRequestedError, lease_guard
-from controller.lease_store import KEY, BucketLeaseStore, Identity, LeaseSnapshot, ReleaseRequest
+from controller.lease import Lease, ReleaseRequestedError, lease_guard
+from controller.lease_store import KEY, BucketLeaseStore, DamagedLeaseError, Identity, LeaseSnapshot, ReleaseRequest
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.test_lease import FakeFile, file, last_words, lease, time
+from tests.fakes.clock import ManualClock
 
 TERM = Identity("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").new_record(3, 1.0, 60.0).to_json()
 
@@ -96,6 +100,42 @@ def test_a_request_is_read_with_its_age_and_what_is_none_asks_nobody(text: str, 
     """Whoever asked asks again."""
     found = BucketLeaseStore(cast(Any, Bucket({KEY: text})), "b", "pod").read_request()
     assert found == ((ReleaseRequest("cancelled by ben@lab", "ben-1", "anna-1"), 5.0) if is_read else None)
+
+
+def holder(folder: Path) -> tuple[Lease, BucketLeaseStore, ManualClock]:
+    """A lease that is held in a bucket of this machine, with a term of a minute."""
+    store, clock = BucketLeaseStore(FolderClient(Clock()), str(folder), "pod"), ManualClock()
+    made = Lease(store, clock, Identity("laptop", "run-1", process=""), 60.0, 60.0, lambda: None)
+    assert made.ensure() == 1
+    return made, store, clock
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "token": 1}', b"\xff\x00"])
+def test_a_lease_that_somebody_damaged_is_released_all_the_same(tmp_path: Path, content: bytes) -> None:
+    """It would stand in the way of every later verb, and nobody is left who may mend it."""
+    mine, store, _ = holder(tmp_path)
+    store.google.upload(str(tmp_path), store.object_name, content)
+    mine.release("finished", 0)
+    found = store.read()
+    assert found is not None
+    assert (found.record.released, found.record.said, found.record.exit_code) == (True, "finished", 0)
+
+
+def test_a_lease_is_not_released_over_another_holders_nor_after_its_term(tmp_path: Path) -> None:
+    mine, store, _ = holder(tmp_path / "one")
+    held = store.read()
+    assert held is not None
+    store.write(Identity("laptop", "run-1", id="ben", process="").new_record(2, 0.0, 60.0), held.generation)
+    mine.release("finished", 0)
+    found = store.read()
+    assert found is not None
+    assert (found.record.id, found.record.released) == ("ben", False)
+    mine, store, clock = holder(tmp_path / "other")
+    store.google.upload(store.bucket, store.object_name, b"")
+    clock.elapsed = 61.0
+    mine.release("finished", 0)
+    with pytest.raises(DamagedLeaseError):
+        store.read()
 
 
 __all__ = ["file", "time"]
