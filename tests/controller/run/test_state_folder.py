@@ -156,7 +156,7 @@ def test_every_verb_survives(
     assert notes_of(state_of(run))
     monkeypatch.setattr(ThisMachine, "find", find)
     expected = verdicts(run, capsys, names)
-    shutil.rmtree(state_of(run) / "code")
+    shutil.rmtree(state_of(run) / "code", ignore_errors=True)  # verbs that only look do not unpack it
     shutil.rmtree(tmp_path / "got")
     with damaged(state_of(run), how):
         found = verdicts(run, capsys, names)
