@@ -387,6 +387,8 @@ def _with_pinned(asset: RunRecord, plan: Plan, google: GoogleClient) -> RunRecor
     prefix = next(content.prefix for content in plan.assets if content.identity == asset["identity"])
     pinned = load(google.download(plan.bucket, f"{prefix}/source.json"), f"{prefix}/source.json")
     hashes = load_json(google.download(plan.bucket, f"{prefix}/manifest.json"), f"{prefix}/manifest.json")
+    if problem := type_problem(pinned.get("revision"), str) or type_problem(hashes, dict[str, str]):
+        raise DamagedRecordError(f"gs://{plan.bucket}/{prefix} is damaged: {problem}; delete it")
     files = {name: text for name, text in hashes.items() if ":" not in text}  # objects of a bucket have an MD5
     return asset | {"revision": pinned["revision"], "files": files}
 

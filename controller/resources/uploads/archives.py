@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding, Rule
-from controller.core.json_documents import dump, load
+from controller.core.json_documents import DamagedRecordError, dump, load, type_problem
 from controller.core.text import is_folder
 from controller.gcp.google_errors import ConflictError, NotFoundError
 from controller.inputs.code import CodeSnapshot
@@ -110,6 +110,9 @@ class Wheels(Resource):
             manifest = load(context.google.download(self.bucket, self._asset_manifest), self._asset_manifest)
         except NotFoundError:
             return Absent()
+        if problem := type_problem(manifest, WheelsKeys, "it"):
+            where = f"gs://{self.bucket}/{self._asset_manifest}"
+            raise DamagedRecordError(f"{where} is damaged: {problem}; delete it, and they are built again")
         return replace(self, built=tuple(manifest["wheels"]))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
@@ -136,6 +139,12 @@ class Wheels(Resource):
             if not line.pinned:
                 message = f"{strip_password(line.url)} is built once and then reused; append @COMMIT to the line"
                 yield GIT_PIN.finding(message)
+
+
+class WheelsKeys(TypedDict):
+    """Keys of the manifest of wheels."""
+
+    wheels: list[dict[str, str]]
 
 
 def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, str]:

@@ -25,9 +25,10 @@ from controller.multirun.jobs import fetch_output, output_object
 from controller.records import index
 from controller.records.fetch import choose_step
 from controller.records.ledger import Launch, Ledger, Result, parse_record, read_alerts
-from controller.records.recorder import read_run_record
+from controller.records.recorder import _with_pinned, read_run_record
 from controller.report.gather import gather_runs
 from controller.resources.pod import capacity_log, refusals
+from controller.resources.uploads.archives import Wheels
 from controller.resources.uploads.source_assets import PINNED, SourceCopy
 from controller.run.launch import PodQueue
 from controller.sweep.sweep_session import load_assignments
@@ -205,6 +206,22 @@ def read_object_of_ledger(content: bytes) -> Any:
     return read_alerts(Ledger(MemoryStorage(b={f"runs/{RUN}/alerts.json": content}), "b", RUN))
 
 
+def read_wheels(content: bytes) -> Any:
+    made = Wheels(name="w", bucket="b", python="3.11", lines=())
+    return made.observe(cast(Any, SimpleNamespace(google=MemoryStorage(b={"wheels/w/manifest.json": content}))), {})
+
+
+def read_source(name: str) -> Callable[[bytes], Any]:
+    """What the record of a run keeps of an asset with a source, out of `source.json` and `manifest.json`."""
+
+    def read(content: bytes) -> Any:
+        objects = {"p/source.json": b'{"format": 1, "revision": ""}', "p/manifest.json": b"{}", f"p/{name}": content}
+        plan = SimpleNamespace(bucket="b", assets=[SimpleNamespace(identity="i", prefix="p")])
+        return _with_pinned({"source": "gs://x", "identity": "i"}, cast(Any, plan), cast(Any, MemoryStorage(b=objects)))
+
+    return read
+
+
 RECORDED = golden("record")["run"]
 SOURCE_FILE = {"name": "a", "path": "a", "size": 1, "sha256": "", "blob": "1"}
 READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
@@ -221,6 +238,9 @@ READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "queue": ({"format": 1, "run_id": RUN, "since": 1.0}, read_queue),
     "source": ({"format": 1, "source": "gs://x/y", "revision": "", "files": [SOURCE_FILE]}, read_pinned),
     "report": (golden("row") | {"step": 1, "time": "2026-01-01T00:00:00Z", "loss": 0.5}, read_report),
+    "wheels": ({"format": 1, "wheels": [{"name": "a.whl"}]}, read_wheels),
+    "source.json": ({"format": 1, "revision": "1"}, read_source("source.json")),
+    "manifest.json": ({"a": "0" * 64, "b": "md5:x"}, read_source("manifest.json")),
     "output of a job": (None, read_output),
     "row of data": ({"question": "1+1", "answer": "2"}, parse_json),
     "run.yaml": (None, read_file(run_yaml.load, "run.yaml")),

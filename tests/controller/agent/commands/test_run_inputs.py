@@ -100,6 +100,8 @@ def _member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfi
         _member("evil", tarfile.CHRTYPE),
         _member("good"),
         _member("good/evil"),
+        _member("evil/__pycache__/m.cpython-311.pyc"),
+        _member("__pycache__", tarfile.SYMTYPE, "good"),
     ],
     ids=lambda member: f"{member.name} {member.type.decode()} {member.linkname}",
 )
