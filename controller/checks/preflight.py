@@ -116,13 +116,11 @@ def _ask(check: Check[...], subject: Config | Plan, context: Context) -> Answer:
     unchecked = f"{name.replace('_', ' ')} was not checked"
     try:
         return Answer(check.rule, tuple(check(subject, context)))
-    except NoCredentialsError as error:
-        return Answer(check.rule, unknown=str(error))  # `credentials` reports it once
+    except (NoCredentialsError, UncheckedError) as error:  # `credentials` reports it once
+        return Answer(check.rule, unknown=str(error))
     except ServiceDisabledError as error:  # `up` enables the API and repeats the check
         command = f"gcloud services enable {error.service} --project={context.project}"
         return Answer(check.rule, unknown=f"{error.service} is off: `up` enables it, or `{command}`")
-    except UncheckedError as error:
-        return Answer(check.rule, unknown=str(error))
     except ForbiddenError as error:
         message = f"{unchecked}: permission denied ({error.message})"
     except GoogleError as error:

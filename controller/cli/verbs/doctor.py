@@ -49,10 +49,11 @@ def run_doctor(command: Command) -> int:
 
 def examine(config: Config, context: Context) -> list[dict[str, Any]]:
     """Run the checks of a config, and of its plan if it names a program; return the rows of the table, worst first."""
-    offline = [answer for answer in examine_config(config) if answer.rule.id not in NO_PROGRAM or not answer.findings]
+    of_config = examine_config(config)
+    offline = [answer for answer in of_config if answer.rule.id not in NO_PROGRAM or not answer.findings]
     answers = [*examine_cloud(config, context), *(one for one in offline if one.rule.of_pods or one.findings)]
     rows = [row for answer in answers for row in _rows_of(answer)]
-    if len(offline) < len(examine_config(config)):
+    if len(offline) < len(of_config):
         rows.append(_row("plan", "note", f"{PLAN}: name a program, such as `slipway doctor +experiment=quickstart`"))
     elif any(answer.outcome == "error" for answer in offline):
         rows.append(_row("plan", "unknown", f"{PLAN}: first mend what is wrong with the config"))
@@ -79,13 +80,15 @@ def _row(check: str, outcome: str, words: str, key: str = "") -> dict[str, Any]:
 
 
 def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line per row, with its cure below, and one line for all that is right."""
+    """Return a line per finding, with its cure below, and one line for all that is right."""
     lines: list[str] = []
-    for row in rows:
-        if row["outcome"] != "ok":
-            key = f"{row['key']}: " if row["key"] else ""
-            lines.append(f"{SIGNS[row['outcome']]} {row['check']:<{INDENT - 2}}{key}{row['words']}")
-            lines += [f"{'':<{INDENT}}→ {row['cure']}"] if row["cure"] else []
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:  # an API that is off hides much from several checks
+        groups.setdefault((row["outcome"], row["key"], row["words"], row["cure"]), []).append(row["check"])
+    for (outcome, key, words, cure), checks in groups.items():
+        if outcome != "ok":
+            lines.append(f"{SIGNS[outcome]} {', '.join(checks):<{INDENT - 3}} {f'{key}: ' * bool(key)}{words}")
+            lines += [f"{'':<{INDENT}}→ {cure}"] if cure else []
     fine = [row["check"] for row in rows if row["outcome"] == "ok"]
     lines += [f"{SIGNS['ok']} {plural(len(fine), 'check')}: {', '.join(fine)}"] if fine else []
     counts = [f"{len(found)} {name}" for name in SIGNS if (found := [r for r in rows if r["outcome"] == name])]

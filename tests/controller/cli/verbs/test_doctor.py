@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
+from controller.cli.verbs.doctor import format_rows
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 READY = "cloud.realism=relaxed"
@@ -47,6 +48,18 @@ def test_the_document_has_a_row_for_every_check(slipway: SlipwayCli) -> None:
     rows = {row["check"]: row for row in document["checks"]}
     assert {"credentials", "organization", "quota", "clock", "ssh_key", "hugging_face", "zone"} <= rows.keys()
     assert all(row.keys() == {"check", "outcome", "key", "words", "cure"} for row in rows.values())
+
+
+def test_what_several_checks_say_is_printed_once() -> None:
+    off = {"outcome": "unknown", "key": "", "words": "it is off", "cure": "gcloud services enable it"}
+    rows = [{"check": "quota", **off}, {"check": "apis", **off}, {**off, "check": "zone", "outcome": "ok"}]
+    assert format_rows(rows) == [
+        "? quota, apis       it is off",
+        "                    → gcloud services enable it",
+        "✓ 1 check: zone",
+        "",
+        "2 unknown, 1 ok",
+    ]
 
 
 def test_a_run_on_this_machine_has_no_project(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
