@@ -33,6 +33,12 @@ def boot_time() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has only the latter
 
 
+def boot_id() -> str:
+    """Return what names this boot of this machine; "" where the system does not tell."""
+    linux = Path("/proc/sys/kernel/random/boot_id")
+    return linux.read_text().strip() if linux.exists() else ""
+
+
 class Clock:
     """Time of day, and a sleep that ends at once when `interrupt` is called.
 

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from conf.strict_json import dumps
-from controller.agent.worker_processes import boot_id
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document, has_format
-from controller.core.this_process import Clock, boot_time
+from controller.core.this_process import Clock, boot_id, boot_time
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, NoCredentialsError, NotFoundError
 
@@ -89,7 +88,7 @@ class FolderClient(GoogleClient):
 
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         found, known = _describe(bucket, name), _metadata(bucket, name)
-        if known.boot_id != boot_id():
+        if not known.boot_id or known.boot_id != boot_id():
             return found, time.time()
         return found, datetime.fromisoformat(found["updated"]).timestamp() + boot_time() - known.boot_seconds
 
