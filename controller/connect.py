@@ -17,7 +17,7 @@ from controller.core.events import Events
 from controller.core.this_process import Clock
 from controller.emulator import Emulator, ensure_running, mark_in_use, state_folder
 from controller.gcp.client import GoogleClient
-from controller.gcp.credentials import application_default_credentials, default_project
+from controller.gcp.credentials import NO_PROJECT, application_default_credentials, default_project, missing_project
 from controller.gcp.folder_store import FolderClient
 from controller.here import open_fleet
 from controller.ssh.login import Login
@@ -25,8 +25,6 @@ from controller.ssh.route import IAP_ENDPOINT, PodConnector, find_public_ip
 
 HERE = "here"
 """Stands in place of a project for `cloud=here`."""
-NO_PROJECT = "your-project"
-"""Placeholder for the project in a plan made without one."""
 POLL_SECONDS = 5.0
 LOCAL_POLL_SECONDS = 0.2
 LOOPBACK = "127.0.0.1"
@@ -46,13 +44,6 @@ def project_of(config: Config) -> str:
         message = "from GOOGLE_CLOUD_PROJECT or gcloud's configuration is not a valid project ID; set cloud.project"
         raise ConfigError(f"cloud.project: {found!r} {message}")
     return found
-
-
-def missing_project(project: str) -> str:
-    """Return instructions if no project is set, else ''."""
-    if project != NO_PROJECT:
-        return ""
-    return "is not set; set it, or run `gcloud config set project ID` (`gcloud projects list` lists yours)"
 
 
 def require_project(project: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.core.this_process import TOLERANCE_SECONDS, Clock
 from controller.gcp.connections import make_connection, use_proxies
-from controller.gcp.credentials import NO_CREDENTIALS
+from controller.gcp.credentials import LOG_IN_AGAIN, NO_CREDENTIALS
 from controller.gcp.google_errors import (
     UNREACHABLE,
     ConflictError,
@@ -141,24 +141,17 @@ class GoogleClient:
 
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         """Return an object's metadata and the server's time, seconds since the epoch. Raises NotFoundError."""
-        dates: list[str] = []
-        answer = self._with_retries(
-            self._execute_once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates
-        )
-        return answer, parsedate_to_datetime(dates[-1]).timestamp()
+        return self._call_dated("storage", "objects.get", bucket=bucket, object=name)
 
     def seconds_ahead(self, project: str) -> float:
         """Return by how many seconds this machine's clock is ahead of Google's, as the date of an answer tells."""
-        from email.utils import parsedate_to_datetime
+        asked = {"resource": project, "body": {"permissions": ["resourcemanager.projects.get"]}}
+        return self._clock.now() - self._call_dated("cloudresourcemanager", "projects.testIamPermissions", **asked)[1]
 
+    def _call_dated(self, api: str, method: str, **parameters: Any) -> tuple[dict[str, Any], float]:
         dates: list[str] = []
-        parameters = {"projectId": project}
-        try:
-            self._with_retries(self._execute_once, "cloudresourcemanager", "projects.get", parameters, dates)
-        except GoogleError:
-            if not dates:
-                raise
-        return self._clock.now() - parsedate_to_datetime(dates[-1]).timestamp() if dates else 0.0
+        answer = self._with_retries(self._execute_once, api, method, parameters, dates)
+        return answer, parsedate_to_datetime(dates[-1]).timestamp()
 
     def upload(
         self,
@@ -401,9 +394,7 @@ def _translate_errors(what: str, *, is_conditional: bool = False) -> Iterator[No
     except GoogleAuthError as error:
         if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
             raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
-        more = ", and check this machine's clock" if "reasonable timeframe" in str(error) else ""
-        again = f"log in again: `gcloud auth application-default login`{more}"
-        raise NoCredentialsError(f"Google rejected the credentials ({error}); {again}") from None
+        raise NoCredentialsError(f"Google rejected the credentials ({error}); {LOG_IN_AGAIN}") from None
     except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
         raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or set cloud=local"
+LOG_IN_AGAIN = "log in again: `gcloud auth application-default login`; a service account needs a right clock"
 
 GCLOUD_PROJECT = "764086051850"
 """Number of gcloud's own project, which pays for the requests of a user whose credentials name no quota project."""
@@ -21,6 +22,8 @@ NO_QUOTA_PROJECT = (
     "See https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds"
 )
 
+NO_PROJECT = "your-project"
+"""Placeholder for the project in a plan made without one."""
 PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
@@ -98,6 +101,13 @@ def default_project() -> str | None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(folder / "configurations" / f"config_{name}")
     return parser.get("core", "project", fallback=None)
+
+
+def missing_project(project: str) -> str:
+    """Return instructions if no project is set, else ''."""
+    if project != NO_PROJECT:
+        return ""
+    return "is not set; set it, or run `gcloud config set project ID` (`gcloud projects list` lists yours)"
 
 
 def _gcloud_folder() -> Path:

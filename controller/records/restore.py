@@ -21,13 +21,14 @@ from conf.schema.base import without_volatile
 from conf.schema.config import Config, validate
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.config.run_yaml import bucket_name
-from controller.connect import missing_project, open_context, project_of
+from controller.connect import open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.json_documents import DamagedRecordError, FormatError
 from controller.core.text import object_url, one_line
 from controller.emulator import Emulator
 from controller.gcp.client import GoogleClient
+from controller.gcp.credentials import missing_project
 from controller.gcp.google_errors import NoCredentialsError, NotFoundError
 from controller.inputs.code import CodeSnapshot, NamedCode
 from controller.inputs.resolved_assets import AssetFile, ResolvedAsset

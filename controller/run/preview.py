@@ -7,13 +7,14 @@ from typing import Any
 from conf.schema.cloud import LocalCloud
 from conf.schema.config import Config
 from controller.checks.preflight import probe_cloud, probe_plan, sort_by_severity
-from controller.connect import missing_project, open_context, opening_message, project_of
+from controller.connect import open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.events import BoardScreen
 from controller.core.finding import Finding
 from controller.core.text import plural
 from controller.emulator import Emulator
+from controller.gcp.credentials import missing_project
 from controller.gcp.google_errors import ServiceDisabledError
 from controller.gcp.prices import HourlyPrice, max_cost
 from controller.inputs.code import unfetched_snapshot

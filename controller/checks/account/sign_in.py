@@ -6,11 +6,11 @@ from contextlib import suppress
 
 from conf.schema.config import Config
 from controller.config.run_yaml import bucket_name
-from controller.connect import NO_PROJECT, missing_project
 from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Issue, check
 from controller.core.text import format_duration
+from controller.gcp.credentials import NO_PROJECT, missing_project
 from controller.gcp.google_errors import (
     ForbiddenError,
     GoogleError,

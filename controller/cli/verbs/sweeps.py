@@ -14,11 +14,11 @@ from conf.strict_json import dumps
 from controller.checks.preflight import preflight, probe_cloud
 from controller.checks.project import all_code_is_shipped, missed_code
 from controller.cli.main import Command
-from controller.connect import missing_project
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.core.text import print_wrapped, width_of, wrap
 from controller.core.this_process import Clock
+from controller.gcp.credentials import missing_project
 from controller.inputs.code import take_snapshot
 from controller.records import index
 from controller.records.index import LastCommand, save_last_command
