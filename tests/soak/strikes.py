@@ -15,6 +15,7 @@ import psutil
 from controller.localcloud.vms.processes import MARKER
 from tests.controller.run.test_damaged_objects import CONTENTS
 from tests.fakes.disks import DAMAGES, damaged
+from tests.scenarios.chaos.counter import STEPS
 from tests.soak.laptops import FILL
 
 if TYPE_CHECKING:
@@ -138,11 +139,14 @@ def spoil(pattern: re.Pattern[str], *, delete: bool) -> Callable[["World", rando
 
 
 def spoil_checkpoint(world: "World", draw: random.Random) -> str:
-    """Damage a file of the newest checkpoint, or delete it; the counter's have no checksums, so they are unmade."""
+    """Damage a file of the newest checkpoint, or delete it, and kill the program, which must not go on from it.
+
+    The counter's have no checksums, so they are unmade; the last one is the result, which nothing could replace.
+    """
     names = world.objects()
     marks = [name for name in names if re.search(r"/checkpoints/\d+/(done|commit_success\.txt)$", name)]
     steps = sorted({int(name.split("/checkpoints/")[1].split("/")[0]) for name in marks})
-    if not steps:
+    if not steps or steps[-1] >= STEPS or not kill_program(world, draw):
         return ""
     inside = sorted(name for name in names if f"/checkpoints/{steps[-1]}/" in name)
     if not world.life.training:
@@ -185,8 +189,8 @@ def second_laptop(*verbs: tuple[str, ...]) -> Callable[["World", random.Random],
 def abandon(world: "World", draw: random.Random) -> str:
     """Kill all controllers and some of what guards the pod, and let its limit pass: it must be gone in two minutes."""
     orders = list((world.cloud.state / "nodes").glob("*/worker-0/home/.slipway/watchdog.json"))
-    if not orders or not world.pods():
-        return ""
+    if not orders or not any("SLIPWAY_ATTEMPT" in environment for _, environment, _ in processes(world)):
+        return ""  # while a pod is set up, not all of its guards are there yet
     for one in world.alive():
         one.signal(signal.SIGKILL)
     dead = draw.sample(list(GUARDS), k=draw.randrange(len(GUARDS)))
