@@ -49,6 +49,8 @@ class Clock:
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._booted = time.time() - boot_time()
+        self.was_ahead = 0.0
+        """Seconds by which this machine's time of day was ahead, as far as it has been corrected."""
 
     def now(self) -> float:
         """Return seconds since the epoch."""
@@ -56,8 +58,9 @@ class Clock:
 
     def correct(self, date: float) -> None:
         """Go by the time of day that a server has told a moment ago, in whole seconds, if ours is another one."""
-        if abs(self.now() - date) > TOLERANCE_SECONDS:
-            self._booted = date - boot_time()
+        if abs(ahead := self.now() - date) > TOLERANCE_SECONDS:
+            self._booted -= ahead
+            self.was_ahead += ahead
 
     def monotonic(self) -> float:
         """Return monotonic seconds for durations, unaffected by clock changes and stopped while the machine sleeps."""

@@ -146,7 +146,8 @@ class GoogleClient:
     def seconds_ahead(self, project: str) -> float:
         """Return by how many seconds this machine's clock is ahead of Google's, as the date of an answer tells."""
         asked = {"resource": project, "body": {"permissions": ["resourcemanager.projects.get"]}}
-        return self._clock.now() - self._call_dated("cloudresourcemanager", "projects.testIamPermissions", **asked)[1]
+        date = self._call_dated("cloudresourcemanager", "projects.testIamPermissions", **asked)[1]
+        return self._clock.was_ahead + self._clock.now() - date
 
     def _call_dated(self, api: str, method: str, **parameters: Any) -> tuple[dict[str, Any], float]:
         dates: list[str] = []
