@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from http.client import responses
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -136,6 +135,8 @@ def http_error(what: str, error: Any, *, is_conditional: bool = False) -> Google
         NoCredentialsError: the login lacks a scope, or its requests count against a project that the caller may not
             use, or against gcloud's own, where no API can be enabled.
     """
+    from http.client import responses  # with ssl; most verbs ask nobody
+
     status, text = int(error.resp.status), error.content.decode(errors="replace")
     body = _error_of(text)
     details = [

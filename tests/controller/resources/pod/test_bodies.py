@@ -144,7 +144,8 @@ def test_a_repair_that_google_reports_lets_host_keys_change(
     told: list[str] = []
     status = tpu_nodes.parse_node({**NODE, "id": "7", **answer})
     api = SimpleNamespace(observe=lambda context, name, zone: status)
-    context = SimpleNamespace(fleets=SimpleNamespace(expect_new_host_keys=told.append), state_dir=tmp_path)
+    fleets = SimpleNamespace(expect_new_host_keys=told.append)
+    context = SimpleNamespace(fleets=fleets, state_dir=tmp_path, refused_since={})
     slices = Slices("q", ["us-central2-b"], {"node": cast(Any, api)})
     assert slices.find(cast(Any, context)) is status
     assert told == repaired
