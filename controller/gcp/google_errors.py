@@ -38,6 +38,7 @@ POLICY = re.compile(r"constraints?/[\w.]+|org(anization)?('s)? polic", re.IGNORE
 POLICY_CURES: Mapping[str, str] = MappingProxyType({
     "compute.vmExternalIpAccess": "set tpu.external_ip=false and network.nat=true",
     "compute.restrictCloudNATUsage": "set network.nat=false",
+    "compute.requireShieldedVm": "set tpu.plane=tpu_api where that has the type",
     "compute.disableGuestAttributesAccess": "set ssh.host_keys=trust_on_first_use",
     "gcp.resourceLocations": "set tpu.zone and cloud.bucket_location to allowed ones",
     "iam.disableServiceAccountCreation": "set cloud.service_account to an existing account",

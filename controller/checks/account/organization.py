@@ -83,9 +83,6 @@ def constraints_on(config: Config, context: Context) -> Iterator[Constraint]:
         (may_be_on_compute, Constraint(
             "compute.requireShieldedVm", "tpu.plane", "VMs without secure boot, as those with TPUs are", other_plane,
             on_compute)),
-        (bastion, Constraint(
-            "compute.requireShieldedVm", "recovery.driver", "VMs without secure boot, as the bastion is",
-            "set recovery.driver=laptop")),
         (may_be_on_compute, Constraint(
             "compute.trustedImageProjects", "tpu.plane", "Google's images for TPUs", other_plane, on_compute,
             IMAGE_PROJECTS)),

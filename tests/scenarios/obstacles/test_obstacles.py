@@ -182,11 +182,10 @@ OBSTACLES = {
     ),
     "policy on shielded VMs": Obstacle(
         "organization",
-        "compute.requireShieldedVm refuses VMs without secure boot, as the bastion is",
+        "compute.requireShieldedVm refuses VMs without secure boot, as those with TPUs are",
         "gcloud resource-manager org-policies describe compute.requireShieldedVm",
         faults=(policy("compute.requireShieldedVm", booleanPolicy={"enforced": True}),),
-        overrides=("recovery.driver=bastion",),
-        on_compute={"words": "refuses VMs without secure boot, as those with TPUs are"},
+        overrides=("tpu.plane=compute_engine",),
     ),
     "policy on service accounts": Obstacle(
         "organization",
