@@ -3,12 +3,12 @@
 Run as `python -m tests.scenarios.chaos.hurried JUMP VERB …` where the controller is to be killed.
 """
 
+import itertools
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -22,19 +22,18 @@ JUMPS = (-3600.0, 3600.0, 86400.0)
 
 
 class FastClock(Clock):
-    """Sleeps little; its wall time jumps once, at a moment drawn from `jump`, if that is not 0."""
-
-    def __init__(self, jump: int) -> None:
-        super().__init__()
-        draw = random.Random(jump)
-        self._seconds_to_jump, self._jump_seconds = (draw.randrange(200), draw.choice(JUMPS)) if jump else (0, 0.0)
-
-    def now(self) -> float:
-        self._seconds_to_jump -= 1
-        return time.time() + (self._jump_seconds if self._seconds_to_jump < 0 else 0.0)
+    """Sleeps little."""
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds / SPEEDUP)
+
+
+def time_that_jumps(jump: int) -> Callable[[], float]:
+    """Return a time of day that is set once, before or at a moment drawn from `jump`, if that is not 0."""
+    draw, read = random.Random(jump), time.time
+    left, seconds = (draw.choice([0, draw.randrange(200)]), draw.choice(JUMPS)) if jump else (0, 0.0)
+    asked = itertools.count()
+    return lambda: read() + (seconds if next(asked) >= left else 0.0)
 
 
 @contextmanager
@@ -50,7 +49,8 @@ def use_fast_clock(jump: int) -> Iterator[None]:
         return content.replace(b"HEARTBEAT_SECONDS = 5.0", b"HEARTBEAT_SECONDS = 0.5")
 
     with (
-        mock.patch("controller.connect.Clock", partial(FastClock, jump)),
+        mock.patch("controller.connect.Clock", FastClock),
+        mock.patch("time.time", time_that_jumps(jump)),
         mock.patch("controller.connect.LOCAL_POLL_SECONDS", 0.5),
         mock.patch("controller.resources.pod.search.ALONE_POLLS", 1),
         mock.patch("controller.resources.pod.search.FIRST_PROGRESS_SECONDS", 1.0),
