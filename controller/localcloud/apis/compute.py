@@ -126,7 +126,8 @@ class Compute(Service):
         self, call: ApiCall, verb: str, path: str, effect: str | None = None, collection: Collection = INSTANCES
     ) -> Document:
         """Begin an operation in the zone of a call, or where it has its collection; return it as the API shows it."""
-        operation = self.operations.begin(collection.parent(call), verb, path, effect)
+        longer = (self.faults.take("open_operation", verb=verb) or {"seconds": 0.0})["seconds"]
+        operation = self.operations.begin(collection.parent(call), verb, path, effect, seconds=longer)
         if collection.plural == "firewalls":
             self.workers.schedule_settle()
         return self._render_operation(operation)
@@ -148,18 +149,33 @@ class Compute(Service):
     def _list(self, collection: Collection, call: ApiCall) -> Document:
         self._check_location(call)
         found = self.store.items(COMPUTE_KIND, f"{collection.parent(call)}/{collection.plural}/")
-        items = [self._render(collection, path, resource) for path, resource in found]
+        listed = [one for one in found if not self.faults.hides("", one[1].get("creationTimestamp", ""))]
+        items = [self._render(collection, path, resource) for path, resource in listed]
         chosen = [item for item in items if matches_filter(call.query.get("filter", ""), item)]
         return {"id": collection.parent(call), **paginate(call, chosen)}
 
     def _aggregated(self, collection: Collection, call: ApiCall) -> Document:
+        """Return the items of each zone or region; an empty one has a warning, as Google's has."""
         check_project(call.path["project"])
-        items: dict[str, Any] = {}
+        known = self.catalog.regions if collection.scope == "region" else self.catalog.zones
+        items: dict[str, Any] = {f"{collection.scope}s/{place}": {} for place in known}
         for path, resource in self.store.items(COMPUTE_KIND, f"projects/{PROJECT}/"):
-            if f"/{collection.plural}/" in path:
-                scope = items.setdefault("/".join(path.split("/")[2:4]), {collection.plural: []})
-                scope[collection.plural].append(self._render(collection, path, resource))
-        return {"items": items}
+            scope = "/".join(path.split("/")[2:4])
+            hidden = self.faults.hides(scope.rpartition("/")[2], resource.get("creationTimestamp", ""))
+            if f"/{collection.plural}/" in path and not hidden:
+                shown = self._render(collection, path, resource)
+                items.setdefault(scope, {}).setdefault(collection.plural, []).append(shown)
+        told = {spec["place"]: spec["told"] for spec in self.faults.shown("unreachable")}
+        for scope in (scope for scope, listed in items.items() if not listed):
+            code = "UNREACHABLE" if told.get(scope.rpartition("/")[2]) == "warning" else "NO_RESULTS_ON_PAGE"
+            about = {
+                "code": code,
+                "message": f"{code} for scope '{scope}'.",
+                "data": [{"key": "scope", "value": scope}],
+            }
+            items[scope]["warning"] = about
+        unreachables = [scope for scope in items if told.get(scope.rpartition("/")[2]) == "field"]
+        return {"items": items, **({"unreachables": unreachables} if unreachables else {})}
 
     def _update(self, collection: Collection, call: ApiCall) -> Document:
         path, resource = self.find(collection, call)
@@ -184,6 +200,7 @@ class Compute(Service):
 
     def _delete(self, collection: Collection, call: ApiCall) -> Document:
         path, _ = self.find(collection, call)
+        self.operations.cancel_for(path, "resize")  # of a group, which can be deleted meanwhile
         self._check_ready(path)
         rules = self._rules(collection)
         if users := [*self.networks.dependents(path), *rules.users(path)]:

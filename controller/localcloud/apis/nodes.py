@@ -197,16 +197,33 @@ class Nodes(Service):
         return as_longrunning(begun)
 
     def _get(self, call: ApiCall) -> Document:
-        return render_node(self._find(self._name(call)))
+        return self._shown(self._find(self._name(call)))
 
     def _list(self, call: ApiCall) -> Document:
-        return self.listed(call, "node", "nodes", render_node)
+        return self.listed(call, "node", "nodes", self._shown)
+
+    def _shown(self, node: Document) -> Document:
+        """Return a node as the API shows it, with the names of what it has as a fault wants them."""
+        shown, location = render_node(node), node["name"].partition("/nodes/")[0]
+        for spec in self.faults.shown("echo"):
+            match spec["form"]:
+                case "absent":
+                    shown = {key: shown[key] for key in shown if key not in ("runtimeVersion", "networkConfig")}
+                case "full":
+                    shown |= {key: f"{location}/{key}s/{shown[key]}" for key in ("acceleratorType", "runtimeVersion")}
+                case _:
+                    shown["runtimeVersion"] = "other"
+        return shown
 
     def listed(self, call: ApiCall, kind: str, plural: str, render: Callable[[Document], Document]) -> Document:
         """Return a page of the resources of a location, or of all with the location `-`."""
         location = self.location(call)
         found = self.store.items(kind, location[:-1] if location.endswith("/-") else f"{location}/{plural}/")
-        return paginate(call, [render(item) for _, item in found])
+        shown = [render(item) for name, item in found if not self.faults.hides(name.split("/")[3], item["createTime"])]
+        asked = location.rpartition("/")[2]
+        told = [spec["place"] for spec in self.faults.shown("unreachable") if asked in ("-", spec["place"])]
+        where = [f"projects/{PROJECT}/locations/{place}" for place in told if place in self.catalog.zones]
+        return paginate(call, shown) | ({"unreachable": where} if where else {})
 
     def _delete(self, call: ApiCall) -> Document:
         name = self._name(call)

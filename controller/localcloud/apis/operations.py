@@ -43,11 +43,18 @@ class Operations:
                 self._store.delete("operation", name)
 
     def begin(
-        self, parent: str, verb: str, target: str, effect: str | None = None, before: tuple[str, Document] | None = None
+        self,
+        parent: str,
+        verb: str,
+        target: str,
+        effect: str | None = None,
+        before: tuple[str, Document] | None = None,
+        seconds: float = 0.0,
     ) -> Document:
         """Start an operation on `target` and return its document; `effect` runs when it ends.
 
         `before` is the target's kind and previous document, restored if a bug of the emulator makes the effect fail.
+        `seconds`: how much longer than others it takes.
         """
         now = time.time()
         number = self._store.next_number("operation", 10**6)
@@ -59,7 +66,7 @@ class Operations:
             "effect": effect,
             "before": before,
             "created": now,
-            "due": now + self._settings.operation_seconds,
+            "due": now + self._settings.operation_seconds + seconds,
             "done": False,
         }
         self._store.put("operation", operation["name"], operation)

@@ -14,7 +14,7 @@ from typing import Any
 
 from controller.localcloud.faults.refusals import policy_violation, rate_limited
 from controller.localcloud.faults.spec import CREATION_KINDS, LASTING_KINDS, ONE_SHOT_KINDS, parse_fault
-from controller.localcloud.http.call import ApiCall
+from controller.localcloud.http.call import ApiCall, timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
@@ -132,12 +132,24 @@ class Faults:
                     refusal.is_counted = True
                     raise refusal
 
-    def take(self, kind: str) -> Document | None:
+    def take(self, kind: str, **met: str) -> Document | None:
         """Return the spec of the fault of this kind that affects the event at hand, and count it; None without one."""
         for name, fault in self._active(kind):
-            self._consume(name, fault)
-            return fault["spec"]
+            if met.items() <= fault["spec"].items():
+                self._consume(name, fault)
+                return fault["spec"]
         return None
+
+    def shown(self, kind: str) -> list[Document]:
+        """Return the specs of the faults of this kind that change what answers show at the moment."""
+        return [fault["spec"] for _, fault in self._active(kind)]
+
+    def hides(self, place: str, created: str) -> bool:
+        """Return whether lists leave out what is in a zone or region and was made at that time, in RFC 3339."""
+        lag = max((spec["seconds"] for spec in self.shown("lagging_lists")), default=0.0)
+        return created > timestamp(time.time() - lag) or any(
+            spec["place"] == place for spec in self.shown("unreachable")
+        )
 
     def worker_without_chip(self) -> int | None:
         """Return the worker of the next node that boots without one of its chips, or None."""
@@ -251,7 +263,8 @@ def _scripted_error(spec: Document) -> ApiError:
     text = spec["message"] or f"Scripted fault: {spec['status']}"
     reason = spec["reason"]
     info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
-    return ApiError(spec["status"], text, details=info, retry_after=spec["retry_after"], raw=spec["body"])
+    code, wait = spec["code"], spec["retry_after"]
+    return ApiError(spec["status"], text, status=code, reason=code, details=info, retry_after=wait, raw=spec["body"])
 
 
 def creation_error(spec: Document, zone: str, capacity: str, accelerator: str) -> ApiError:

@@ -161,6 +161,16 @@ KINDS: dict[str, type[FaultSpec]] = {
     "no_reservation": _refused,  # "Reservation not found", in the words of field reports
     "internal": CreationSpec,  # code 13 without a reason, which TPU creations meet every day
     "failure": _kind(CreationSpec, code=(int, Field(500, ge=400, le=599)), message=(str, _INTERNAL)),
+    # a zone or region that lists of all places leave out and name: TPU in `unreachable`, Compute Engine in
+    # `unreachables` or by a warning of the scope
+    "unreachable": _kind(FaultSpec, place=(str, Field(min_length=1)), told=(Literal["field", "warning"], "warning")),
+    "lagging_lists": _kind(FaultSpec, seconds=_SECONDS),  # what is younger is in no list of pods' parts
+    # groups do not show the state of their topology: https://cloud.google.com/compute/docs/reference/rest/v1 documents
+    # the field as output only, and not when it is filled in
+    "topology_hidden": FaultSpec,
+    "open_operation": _kind(CountedSpec, verb=(str, Field(min_length=1)), seconds=_SECONDS),  # of Compute Engine
+    # how nodes show their type, image and network: left out, as full names, or another image than the requested one
+    "echo": _kind(FaultSpec, form=(Literal["absent", "full", "other"], ...)),
     # loss of one permission, whatever the roles contain, as by a deny policy of the organization
     "denied": _kind(FaultSpec, permission=(str, Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$")), client=(_WHO, "laptop")),
     # lack of one permission for `seconds`, as of a role that was bound a moment ago
@@ -202,6 +212,7 @@ KINDS: dict[str, type[FaultSpec]] = {
         message=(str | None, None),
         reason=(str | None, None),
         body=(str | None, None),
+        code=(str | None, Field(None, description="canonical code of the newer APIs, reason of the older ones")),
     ),
     # broken connection: before the work, mid-upload, or before the answer
     "cut": _kind(CountedSpec, match=_MATCH, at=(Literal["request", "upload", "answer"], "answer")),

@@ -254,7 +254,7 @@ class Groups(Service):
         return {
             "isStable": found["phase"] in _SETTLED,
             "bulkInstanceOperation": bulk,
-            "appliedAcceleratorTopologies": [topology],
+            **({} if self.faults.shown("topology_hidden") else {"appliedAcceleratorTopologies": [topology]}),
             "currentInstanceStatuses": dict(statuses),
         }
 

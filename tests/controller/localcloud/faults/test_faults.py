@@ -13,7 +13,17 @@ import pytest
 
 from controller.localcloud.faults.spec import KINDS, parse_fault
 from controller.localcloud.http.errors import ApiError
-from tests.controller.localcloud.harness import NODES, EmulatedCloud, wait_for
+from tests.controller.localcloud.harness import (
+    COMPUTE,
+    LOCATION,
+    NODES,
+    PROJECT,
+    QUEUED,
+    RUNTIME,
+    ZONE,
+    EmulatedCloud,
+    wait_for,
+)
 
 BUCKET = "storage/v1/b?project=slipway-local"
 OBJECT = "upload/storage/v1/b/bucket/o?uploadType=media&name="
@@ -197,3 +207,45 @@ def test_maintenance_is_announced(fresh_cloud: EmulatedCloud) -> None:
     wait_for(lambda: fresh_cloud.send("GET", key, headers=ask)[1] == b"NONE", "it is over")
     wait_for(lambda: fresh_cloud.call("POST", host_keys, {})[0] == 200, "it is READY again")
     assert fresh_cloud.call_ok("POST", host_keys, {}) != before, "a rebuilt VM has another host key"
+
+
+EVERYWHERE = f"tpu/v2/{PROJECT}/locations/-"
+AGGREGATED = f"{COMPUTE}/aggregated/disks"
+DISK = {"name": "old", "sizeGb": "10", "type": f"{PROJECT}/zones/{ZONE}/diskTypes/pd-balanced"}
+
+
+def test_a_list_of_all_places_leaves_out_what_google_cannot_reach_and_says_so(cloud: EmulatedCloud) -> None:
+    cloud.call_and_wait("POST", f"{COMPUTE}/zones/{ZONE}/disks", DISK)
+    spec = {"parent": LOCATION.removeprefix("tpu/v2/"), "nodeId": "q"}
+    body = {"tpu": {"nodeSpec": [{**spec, "node": {"acceleratorType": "v5litepod-8", "runtimeVersion": RUNTIME}}]}}
+    cloud.call_ok("POST", f"{QUEUED}?queuedResourceId=q", body)
+    scope = f"zones/{ZONE}"
+    empty = cloud.call_ok("GET", AGGREGATED)["items"]["zones/us-east5-b"]["warning"]
+    assert (empty["code"], empty["data"]) == ("NO_RESULTS_ON_PAGE", [{"key": "scope", "value": "zones/us-east5-b"}])
+    assert "unreachable" not in cloud.call_ok("GET", f"{EVERYWHERE}/queuedResources")
+    for told in ("field", "warning"):
+        cloud.script({"kind": "unreachable", "place": ZONE, "told": told})
+        listed = cloud.call_ok("GET", f"{EVERYWHERE}/queuedResources")
+        assert listed == {"unreachable": [f"{PROJECT}/locations/{ZONE}"]}
+        answer = cloud.call_ok("GET", AGGREGATED)
+        assert answer.get("unreachables") == ([scope] if told == "field" else None)
+        assert answer["items"][scope]["warning"]["code"] == (
+            "UNREACHABLE" if told == "warning" else "NO_RESULTS_ON_PAGE"
+        )
+        assert cloud.call_ok("GET", f"{COMPUTE}/{scope}/disks/old")["name"] == "old"
+        cloud.call_ok("DELETE", "emulator/faults")
+    cloud.script({"kind": "lagging_lists", "seconds": 1000.0})
+    assert cloud.call_ok("GET", f"{EVERYWHERE}/queuedResources") == {}
+    assert "items" not in cloud.call_ok("GET", f"{COMPUTE}/{scope}/disks")
+    cloud.call_ok("DELETE", "emulator/faults")
+    assert [disk["name"] for disk in cloud.call_ok("GET", f"{COMPUTE}/{scope}/disks")["items"]] == ["old"]
+
+
+def test_an_operation_may_stay_open(cloud: EmulatedCloud) -> None:
+    cloud.script({"kind": "open_operation", "verb": "insert", "seconds": 1000.0})
+    operations = [
+        cloud.call_ok("POST", f"{COMPUTE}/zones/{ZONE}/disks", {**DISK, "name": name})["name"] for name in ("a", "b")
+    ]
+    path = f"{COMPUTE}/zones/{ZONE}/operations"
+    wait_for(lambda: cloud.call_ok("GET", f"{path}/{operations[1]}")["status"] == "DONE", "the second one")
+    assert cloud.call_ok("GET", f"{path}/{operations[0]}")["status"] == "RUNNING"
