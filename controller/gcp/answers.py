@@ -95,28 +95,38 @@ class OperationFailedError(GoogleError):
     """An operation that was accepted and then failed; `status` is 0."""
 
 
-def wait_compute(caller: Caller, operation: dict[str, Any]) -> None:
+OPERATION_SECONDS = 1200.0
+"""How long any operation may take that is waited for without a limit of its own."""
+
+
+def wait_compute(caller: Caller, operation: dict[str, Any], seconds: float = OPERATION_SECONDS) -> None:
     """Wait for a Compute operation, of any scope.
 
     Raises:
-        OperationFailedError: with Compute's error code as reason.
+        OperationFailedError: with Compute's error code as reason, or it takes longer than `seconds`.
         InterruptedSleepError: as of `Clock.sleep`; the operation goes on.
     """
     scope, where = _scope_of(caller, operation)
     again = partial(caller.google.call, "compute", f"{scope}Operations.wait", **where)
+    late = caller.clock.deadline(seconds)
     while operation.get("status") != "DONE":
+        if late():
+            raise _too_late("compute", seconds)
         operation = caller.clock.await_answer(again)
     _raise_failed(operation)
 
 
-def poll_compute(caller: Caller, operation: dict[str, Any]) -> Callable[[], bool]:
+def poll_compute(caller: Caller, operation: dict[str, Any], seconds: float) -> Callable[[], bool]:
     """Return what tells whether a Compute operation is done, without waiting; it raises as `wait_compute` does."""
+    late = caller.clock.deadline(seconds)
     scope, where = _scope_of(caller, operation)
     answers = _answers(operation, lambda: caller.google.call("compute", f"{scope}Operations.get", **where))
 
     def is_done() -> bool:
         found = next(answers)
         if found.get("status") != "DONE":
+            if late():
+                raise _too_late("compute", seconds)
             return False
         _raise_failed(found)
         return True
@@ -148,7 +158,7 @@ def _raise_failed(operation: dict[str, Any]) -> None:
 
 
 def wait_rpc(
-    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
+    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float = OPERATION_SECONDS
 ) -> dict[str, Any]:
     """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
 
@@ -165,7 +175,7 @@ def wait_rpc(
 
 
 def poll_rpc(
-    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
+    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float
 ) -> Callable[[], dict[str, Any] | None]:
     """Return what tells the response of an operation, or None while it is not done; see `wait_rpc`."""
     late = caller.clock.deadline(seconds)
@@ -175,14 +185,34 @@ def poll_rpc(
         found = next(answers)
         if not found.get("done"):
             if late():
-                message = f"not done after {seconds:.0f} s; if it needs more time, raise tpu.create_timeout_minutes"
-                raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", message)
+                raise _too_late(api, seconds)
             return None
         if error := found.get("error"):
             raise OperationFailedError(f"{api} operation", 0, code_name(error), error.get("message", ""))
         return found.get("response", {})
 
     return response
+
+
+def _too_late(api: str, seconds: float) -> OperationFailedError:
+    hint = "" if seconds == OPERATION_SECONDS else "; if it needs more time, raise tpu.create_timeout_minutes"
+    return OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", f"not done after {seconds:.0f} s{hint}")
+
+
+def delete_when_ready(caller: Caller, delete: Callable[[], object], seconds: float = OPERATION_SECONDS) -> None:
+    """Call `delete`, again while Google refuses it for now; no error if what it deletes is gone."""
+    late = caller.clock.deadline(seconds)
+    while True:
+        try:
+            delete()
+        except GoogleError as error:
+            if error.is_gone:
+                return
+            if late() or not error.is_not_now:
+                raise
+            caller.clock.sleep(caller.poll_seconds)
+        else:
+            return
 
 
 def code_name(status: dict[str, Any]) -> str:

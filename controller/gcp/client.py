@@ -27,6 +27,7 @@ from controller.gcp.google_errors import (
     NotFoundError,
     Retries,
     http_error,
+    unlisted,
 )
 from controller.gcp.methods import method_of
 
@@ -69,6 +70,7 @@ class GoogleClient:
         self._unanswered: dict[tuple[str, str, int, bytes], str] = {}
         """Marks of conditional writes that may have arrived although no try was answered."""
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
+        self.unlisted: set[str] = set()  # what no list has shown although it may exist
         self.before_pod_write: Callable[[], object] = lambda: None
         """Called right before each request that changes a TPU; raises if another controller owns the pod."""
         self.wrap_connection: Callable[[Any, str], Any] = lambda http, method_id: http
@@ -101,7 +103,9 @@ class GoogleClient:
             NoCredentialsError: there are no credentials.
         """
         answer = self._with_retries(self._execute_once, api, method, parameters)
-        return answer if isinstance(answer, dict) else {}
+        answer = answer if isinstance(answer, dict) else {}
+        self.unlisted.update(unlisted(method, answer))
+        return answer
 
     def change_pod(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
         """Send one request as `call` does, with the lease confirmed right before every try.

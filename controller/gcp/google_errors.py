@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,7 +19,11 @@ PERMANENT_ERROR = re.compile(
 """Messages of a 429, or of a 503 of Compute Engine, that no retry will change. The caller decides what to do."""
 
 
-BUSY = re.compile(r"resource_?not_?ready|is not ready|RESOURCE_OPERATION_RATE_EXCEEDED", re.IGNORECASE)
+BUSY = re.compile(
+    r"resource_?not_?ready|is not ready|RESOURCE_OPERATION_RATE_EXCEEDED|unable to queue the operation|"
+    r"(other|concurrent|conflicting) operation|operation .*(in progress|under way|currently )",
+    re.IGNORECASE,
+)
 """In a refusal while another operation on a resource is under way. A canonical status may hide Compute's own code."""
 IN_USE = re.compile(r"resource_?in_?use|is already being used by", re.IGNORECASE)
 """In a refusal to delete what something else needs."""
@@ -68,12 +72,29 @@ class GoogleError(CloudError):
     @property
     def is_busy(self) -> bool:
         """Return whether a resource is half made, half changed or half deleted, by whomever; that takes minutes."""
-        return BUSY.search(str(self)) is not None
+        return self.reason == "ABORTED" or BUSY.search(str(self)) is not None
 
     @property
     def is_in_use(self) -> bool:
         """Return whether something else needs what was to be deleted, or did until a moment ago."""
         return IN_USE.search(str(self)) is not None
+
+    @property
+    def is_not_now(self) -> bool:
+        """Return whether a deletion that is refused so may succeed later: its state, or something else, forbids it.
+
+        A queued resource: `code 9 ... is not supported when state is PROVISIONING`. 409 says no more of a deletion.
+        """
+        by_state = self.status == 409 or self.reason in {"FAILED_PRECONDITION", "failedPrecondition", *RATE_LIMITS}
+        return (by_state or self.is_busy or self.is_in_use) and not self.is_policy
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether what was asked for is not there: an operation that deletes it may also fail so.
+
+        https://github.com/hashicorp/terraform-provider-google/issues/8422
+        """
+        return self.status == 404 or (self.status == 0 and self.reason in ("RESOURCE_NOT_FOUND", "NOT_FOUND"))
 
 
 class NotFoundError(GoogleError):
@@ -191,6 +212,28 @@ def _plain(text: str) -> str:
     """Return the beginning of what is no error of Google's, without HTML."""
     words = re.sub(r"(?s)<(head|style|script)\b.*?</\1>|<[^>]*>", " ", text).split()
     return " ".join(words)[:300]
+
+
+def unlisted(method: str, answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a list does not show although it may exist, such as `nodes in us-central1-a`.
+
+    TPU and Cloud Storage name it as https://google.aip.dev/217 says; Compute Engine also warns, for the list or for one
+    of its scopes. Only NO_RESULTS_ON_PAGE says that there is nothing.
+    """
+    *_, collection, verb = method.split(".")
+    if not verb.lower().endswith("list"):
+        return
+    scopes = answer.get("items", {}) if verb == "aggregatedList" else {}
+    missing = [*answer.get("unreachable", ()), *answer.get("unreachables", ())]
+    missing += [scope for scope, listed in scopes.items() if _hides(listed)]
+    if _hides(answer):
+        told = [fact["value"] for fact in answer["warning"].get("data", ()) if fact.get("key") == "scope"]
+        missing += told or [answer["warning"].get("message", "some places")]
+    yield from (f"{collection} in {where.rpartition('/')[2]}" for where in missing)
+
+
+def _hides(answer: Mapping[str, Any]) -> bool:
+    return answer.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE") != "NO_RESULTS_ON_PAGE"
 
 
 def _seconds(retry_after: str) -> float | None:

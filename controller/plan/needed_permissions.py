@@ -106,8 +106,8 @@ ACCOUNT_ROLES = _use_of_policy("the bastion's roles on the workers' account", Ac
 DATA_DISK = Use(
     "data disk",
     always=(
-        "compute disks.insert", "compute disks.get", "compute disks.delete", "compute zoneOperations.wait",
-        "compute.disks.setLabels"),
+        "compute disks.insert", "compute disks.get", "compute disks.delete", "compute zoneOperations.get",
+        "compute zoneOperations.wait", "compute.disks.setLabels"),
 )  # fmt: skip
 BASTION = (
     Use("bastion", always=(

@@ -17,13 +17,14 @@ from controller.lease_store import BucketLeaseStore, Identity
 from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.spending import PodLifetime, read_claim, write_ends
-from controller.resources.pod.planes import provisioners_of
-from controller.resources.pod.refusals import (
+from controller.resources.deletions import (
     DeletionPendingError,
     PendingDeletion,
+    claim_generation,
     forget_deletion,
     recorded_deletions,
 )
+from controller.resources.pod.planes import provisioners_of
 
 FILE = "kept_result.json"
 
@@ -147,8 +148,10 @@ def _delete(context: Context, pending: PendingDeletion, buckets: Sequence[str]) 
         return "it is gone, another request has its name"
     if not status.is_labelled:  # whoever can write to a bucket can ask for any deletion
         return "it was not created by Slipway, and stays"
-    if status.uid and any(read_claim(context.google, bucket, pending.pod, status.uid) for bucket in buckets):
-        return "a run has taken its pod over"
+    for bucket in buckets if status.uid else ():
+        claim = read_claim(context.google, bucket, pending.pod, status.uid)
+        if claim and claim_generation(context, bucket, pending.pod, status.uid) != pending.claim:
+            return "a run has taken its pod over"
     for bucket in buckets:  # last, since a run claims its pod only after it has set up the workers
         snapshot = BucketLeaseStore(context.google, bucket, pending.pod).read()
         me = Identity("laptop", "")

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.answers import LABEL, MARK, is_labelled, wait_compute
-from controller.gcp.google_errors import ExistsError, GoogleError, NotFoundError
+from controller.core.errors import CloudError
+from controller.gcp.answers import LABEL, MARK, OPERATION_SECONDS, delete_when_ready, is_labelled, wait_compute
+from controller.gcp.google_errors import ExistsError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope
 from controller.resources.accounts import ServiceAccount
 from controller.resources.uploads.archives import CodeArchive
@@ -84,20 +85,14 @@ class Bastion(Resource):
             return  # created by someone else meanwhile; the next observation decides
 
     def destroy(self, context: Context) -> None:
-        while (answer := self._get(context)) is not None:
-            if not (current := self.read(answer)).is_managed:
-                return
-            if current.status in ENDING_STATES:  # already deleting itself
+        late = context.clock.deadline(OPERATION_SECONDS)
+        while (answer := self._get(context)) is not None and self.read(answer).is_managed:
+            if late():
+                raise CloudError(f"{self.title} is still {answer['status'].lower()}; run the same command again later")
+            if answer["status"] in ENDING_STATES:  # already deleting itself
                 context.clock.sleep(context.poll_seconds)
                 continue
-            try:
-                wait_compute(context, self._call(context, "delete"))
-            except NotFoundError:
-                return
-            except GoogleError as error:
-                if not error.is_busy:
-                    raise
-                context.clock.sleep(context.poll_seconds)
+            delete_when_ready(context, lambda: wait_compute(context, self._call(context, "delete")))
 
     def body(self, context: Context) -> dict[str, Any]:
         place = f"projects/{context.project}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.answers import MARK, is_marked, leaf, wait_compute
+from controller.gcp.answers import MARK, delete_when_ready, is_marked, leaf, wait_compute
 from controller.gcp.google_errors import ExistsError, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 
@@ -112,17 +112,7 @@ class ComputeResource(ComputePart):
         current = self.observe(context, {})
         if isinstance(current, Absent) or not current.is_managed:
             return
-        late = context.clock.deadline(IN_USE_SECONDS)
-        while True:
-            try:
-                wait_compute(context, self.request(context, "delete"))
-                return
-            except NotFoundError:
-                return  # already deleted
-            except GoogleError as error:
-                if late() or not (error.is_in_use or error.is_busy):
-                    raise
-            context.clock.sleep(context.poll_seconds)
+        delete_when_ready(context, lambda: wait_compute(context, self.request(context, "delete")), IN_USE_SECONDS)
 
 
 SWITCH_RECORD = "switched on private Google access of subnet"

@@ -25,6 +25,7 @@ class Answers:
     answers: dict[str, Any] = field(default_factory=dict)
     has_credentials: bool = True
     service_account: str | None = None
+    unlisted: set[str] = field(default_factory=set[str])
 
     def seconds_ahead(self, project: str) -> float:
         return 0.0

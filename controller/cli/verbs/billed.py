@@ -15,7 +15,7 @@ from controller.core.events import confirm
 from controller.core.text import format_duration, plural, print_wrapped, width_of, wrap
 from controller.records import index
 from controller.records.unfinished import retry_deletions
-from controller.resources.pod.refusals import DeletionPendingError
+from controller.resources.deletions import DeletionPendingError
 
 
 def show_project(command: Command) -> int:

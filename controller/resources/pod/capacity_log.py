@@ -1,14 +1,15 @@
 """Memory of capacity: every request for a pod, with its answer and how long the pod lived.
 
 Each entry is a line of a file in the state folder and, for other machines, the metadata of an object in the bucket: one
-request lists a thousand of them. Nothing is sent anywhere else.
+request lists a thousand of them. Nothing is sent anywhere else. An object of its own says how Google shows a slice that
+was made otherwise than it was requested.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,8 @@ from pydantic import TypeAdapter
 
 from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
-from controller.core.json_documents import Document, FormatError, has_format
+from controller.core.errors import SlipwayError
+from controller.core.json_documents import Document, FormatError, dump, has_format, load
 from controller.core.this_process import iso_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.planes import all_planes
@@ -140,6 +142,31 @@ def record_end(context: Context, name: str, status: SliceStatus, why: str = "del
         context.on_surplus(SurplusSlice(status.uid, name, kind, place.zone, place.capacity, status.billed_since))
 
 
+def record_echo(context: Context, pod: str, uid: str, shown: Mapping[str, Any]) -> None:
+    """Record the settings that Google shows otherwise than they were requested. Raises GoogleError."""
+    context.google.upload(context.bucket, _echo_name(pod, uid), dump({"shown": dict(shown)}).encode())
+
+
+def recorded_echo(context: Context, pod: str, status: SliceStatus) -> dict[str, Any]:
+    """Return what `record_echo` has recorded of a slice; all that Google shows if the record cannot be read.
+
+    Without it nobody knows whether the slice is another one, and it is not to be deleted for that.
+    """
+    name = _echo_name(pod, status.uid)
+    try:
+        found = (
+            load(context.google.download(context.bucket, name), f"gs://{context.bucket}/{name}")
+            if context.bucket
+            else {}
+        )
+    except NotFoundError:
+        return {}
+    except SlipwayError as error:
+        context.events.note(f"node/{pod}", f"cannot see whether it was requested as Google shows it: {error}")
+        return dict(status.spec.at(status.place))
+    return found.get("shown", {})
+
+
 def _record(context: Context, name: str, place: Place, spec: SliceSpec, **about: Any) -> None:
     """Record an entry about a place and the type of a slice, on this machine and in the bucket."""
     entry = CapacityEntry(
@@ -252,6 +279,10 @@ def _request_id(name: str, asked: float) -> str:
 
 def _slice_id(name: str, status: SliceStatus) -> str:
     return f"{_stamp(status.created)}-{name}-{short_uid(status.uid)}"
+
+
+def _echo_name(pod: str, uid: str) -> str:
+    return f"pods/{pod}/echoes/{short_uid(uid)}.json"
 
 
 def _stamp(seconds: float) -> str:

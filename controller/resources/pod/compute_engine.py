@@ -206,7 +206,7 @@ def limits_of(context: Context) -> dict[tuple[str, str], float]:
 
 
 MIG, GROUP, INSTANCE = "mig", "compute instanceGroupManagers.", "compute instances."
-OPERATIONS = ("compute zoneOperations.get", "compute zoneOperations.wait", "compute regionOperations.wait")
+OPERATIONS = tuple(f"compute {scope}Operations.{verb}" for scope in ("zone", "region") for verb in ("get", "wait"))
 METHODS = PlaneMethods(
     check=(
         "compute machineTypes.get", f"{INSTANCE}list", f"{INSTANCE}aggregatedList", "compute images.getFromFamily"),
@@ -260,7 +260,7 @@ class ComputeEngine:
         return MIG if config.topology.workers > 1 else "instance"
 
     def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
-        return {MIG: GroupProvisioner(), "instance": InstanceProvisioner()}
+        return {MIG: GroupProvisioner(create_seconds), "instance": InstanceProvisioner(create_seconds)}
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:
         by_zone: dict[str, list[Item]] = {}
@@ -339,10 +339,10 @@ class ComputeEngine:
         return ""
 
     def start(self, context: Context, name: str, zone: str, seconds: float) -> None:
-        change(context, "instances.start", zone=zone, instance=name)
+        change(context, "instances.start", seconds, zone=zone, instance=name)
 
     def stop(self, context: Context, name: str, zone: str, seconds: float) -> None:
-        change(context, "instances.stop", zone=zone, instance=name)
+        change(context, "instances.stop", seconds, zone=zone, instance=name)
 
 
 def _is_ours(item: Item) -> bool:
@@ -361,6 +361,7 @@ def _aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]
             if collection not in context.permission_denied:
                 context.permission_denied.add(collection)
                 context.events.note("project", f"cannot look for pods of Compute Engine: {error.message}")
+                context.google.unlisted.add(collection)
             return
         for scope, listed in answer.get("items", {}).items():
             yield from ((leaf(scope), item) for item in listed.get(collection, []))

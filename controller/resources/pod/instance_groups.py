@@ -5,16 +5,18 @@ resources of their own, which bill nothing. They are named by their content, so 
 policy is made first and deleted last: as long as it exists, a pod is GONE, and not absent.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from controller.context import Context
-from controller.gcp.answers import Caller, leaf, poll_compute, wait_compute
+from controller.gcp.answers import OPERATION_SECONDS, Caller, delete_when_ready, leaf, poll_compute, wait_compute
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, ExistsError, GoogleError, NotFoundError
+from controller.resources.deletions import delete_slice
 from controller.resources.pod.instance_bodies import (
     MAX_PREFIX,
+    MAX_VALID_SECONDS,
     group_body,
     instance_body,
     mark,
@@ -22,7 +24,7 @@ from controller.resources.pod.instance_bodies import (
     template_body,
 )
 from controller.resources.pod.instance_states import Group, metadata_of, no_group, parse_group, parse_instance
-from controller.resources.pod.provisioner import DELETE_SECONDS, IsAnswered, Place, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import IsAnswered, Place, SliceSpec, SliceStatus
 
 API = "compute"
 
@@ -35,30 +37,16 @@ def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
         return None
 
 
-def change(context: Context, method: str, **parameters: Any) -> None:
+def change(context: Context, method: str, seconds: float = OPERATION_SECONDS, **parameters: Any) -> None:
     """Send a request that changes a pod, and wait for its operation. Raises GoogleError on a refusal."""
-    wait_compute(context, context.google.change_pod(API, method, project=context.project, **parameters))
-
-
-def delete_when_ready(context: Context, delete: Callable[[], None]) -> None:
-    """Call `delete`, again while another operation on the resource is under way; no error if it is gone."""
-    late = context.clock.deadline(DELETE_SECONDS)
-    while True:
-        try:
-            delete()
-        except NotFoundError:
-            return
-        except GoogleError as error:
-            if late() or not error.is_busy:
-                raise
-            context.clock.sleep(context.poll_seconds)
-        else:
-            return
+    wait_compute(context, context.google.change_pod(API, method, project=context.project, **parameters), seconds)
 
 
 @dataclass(frozen=True)
 class InstanceProvisioner:
-    """Creates slices with `instances.insert`."""
+    """Creates slices with `instances.insert`, which may take up to `create_seconds`; flex-start waits before."""
+
+    create_seconds: float
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
         found = get(context, "instances.get", zone=zone, instance=name)
@@ -68,10 +56,15 @@ class InstanceProvisioner:
         """Ask for the VM. Google answers when it runs, or for flex-start when the request expires, hours later."""
         body = instance_body(context, name, spec, place)
         where: dict[str, Any] = {"project": context.project, "zone": place.zone}
-        return poll_compute(context, context.google.change_pod(API, "instances.insert", body=body, **where))
+        seconds = self.create_seconds + (MAX_VALID_SECONDS if place.capacity == "flex_start" else 0)
+        return poll_compute(context, context.google.change_pod(API, "instances.insert", body=body, **where), seconds)
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
-        delete_when_ready(context, lambda: change(context, "instances.delete", zone=zone, instance=name))
+        def delete() -> bool:
+            change(context, "instances.delete", zone=zone, instance=name)
+            return True
+
+        delete_slice(context, name, zone, "instance", lambda: self.observe(context, name, zone), delete, is_recorded)
 
 
 PARTS: Mapping[str, str] = {"regionInstanceTemplates": "instanceTemplate", "resourcePolicies": "resourcePolicy"}
@@ -80,28 +73,48 @@ PARTS: Mapping[str, str] = {"regionInstanceTemplates": "instanceTemplate", "reso
 
 @dataclass(frozen=True)
 class GroupProvisioner:
-    """Creates slices with a workload policy, a template and an empty group, which it then resizes."""
+    """Creates slices with a workload policy, a template and an empty group, which it then resizes.
+
+    Each operation may take up to `create_seconds`. That of `resize` ends when the VMs are asked for, as documented; if
+    it stays open the slice counts, not the operation.
+    """
+
+    create_seconds: float
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
-        manager = get(context, "instanceGroupManagers.get", zone=zone, instanceGroupManager=name)
-        if manager is not None:
-            return parse_group(read_group(context, manager, zone), zone)
+        if (group := self._group(context, name, zone)) is not None:
+            return group
         policies = _parts_of(context, "resourcePolicies", name, zone.rpartition("-")[0])
         return no_group(name, zone) if any(policies) else None
 
-    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
-        region, template = place.region, template_body(context, name, spec, place)
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:
+        steps = self._create(context, name, spec, place)
+        next(steps, None)
+        return lambda: next(steps, True)
+
+    def _create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> Iterator[bool]:
+        """Send one request after the other; yield while an operation is open."""
+        template, zone = template_body(context, name, spec, place), {"zone": place.zone}
+        body = group_body(context, name, spec, place, template["name"])
+        requests: list[tuple[str, dict[str, Any]]] = [
+            ("resourcePolicies.insert", {"region": place.region, "body": policy_body(name, spec)}),
+            ("regionInstanceTemplates.insert", {"region": place.region, "body": template}),
+            ("instanceGroupManagers.insert", zone | {"body": body}),
+            ("instanceGroupManagers.resize", zone | {"instanceGroupManager": name, "size": spec.workers}),
+        ]
         try:
-            _make(context, "resourcePolicies.insert", region=region, body=policy_body(name, spec))
-            _make(context, "regionInstanceTemplates.insert", region=region, body=template)
-            body = group_body(context, name, spec, place, template["name"])
-            change(context, "instanceGroupManagers.insert", zone=place.zone, body=body)
-            change(
-                context, "instanceGroupManagers.resize",
-                zone=place.zone, instanceGroupManager=name, size=spec.workers,
-            )  # fmt: skip
+            for method, parameters in requests:
+                try:
+                    operation = context.google.change_pod(API, method, project=context.project, **parameters)
+                    resizes = method.endswith("resize")
+                    is_done = poll_compute(context, operation, float("inf") if resizes else self.create_seconds)
+                    while not is_done():
+                        yield resizes and self._wants_vms(context, name, place.zone)
+                except ExistsError:
+                    if "region" not in parameters:
+                        raise  # a group of that name exists, and it may be another controller's
         except ConflictError:
-            raise  # a group of that name exists, and it may be another controller's
+            raise
         except GoogleError as error:
             if not error.is_transient:
                 self.delete(context, name, place.zone)
@@ -109,20 +122,24 @@ class GroupProvisioner:
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         """Delete the group with its VMs, then its template and policy, unless a group in another zone uses them."""
-        group = {"zone": zone, "instanceGroupManager": name}
-        delete_when_ready(context, lambda: change(context, "instanceGroupManagers.delete", **group))
+
+        def delete() -> bool:
+            change(context, "instanceGroupManagers.delete", zone=zone, instanceGroupManager=name)
+            return True
+
+        delete_slice(context, name, zone, "mig", lambda: self._group(context, name, zone), delete, is_recorded)
         region = zone.rpartition("-")[0]
         for collection in PARTS:
             for part in _parts_of(context, collection, name, region):
                 delete_part(context, collection, part, region)
 
+    def _wants_vms(self, context: Context, name: str, zone: str) -> bool:
+        manager = get(context, "instanceGroupManagers.get", zone=zone, instanceGroupManager=name)
+        return manager is not None and bool(manager.get("targetSize"))
 
-def _make(context: Context, method: str, **parameters: Any) -> None:
-    """Create a part of a slice unless it exists."""
-    try:
-        change(context, method, **parameters)
-    except ExistsError:
-        return
+    def _group(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        manager = get(context, "instanceGroupManagers.get", zone=zone, instanceGroupManager=name)
+        return None if manager is None else parse_group(read_group(context, manager, zone), zone)
 
 
 def _parts_of(context: Context, collection: str, name: str, region: str) -> Iterator[str]:
@@ -135,12 +152,16 @@ def _parts_of(context: Context, collection: str, name: str, region: str) -> Iter
 
 def delete_part(context: Context, collection: str, name: str, region: str) -> None:
     """Delete a template or a policy; no error if it is gone, or if another group uses it."""
-    parameters = {"region": region, PARTS[collection]: name}
-    try:
-        delete_when_ready(context, lambda: change(context, f"{collection}.delete", **parameters))
-    except GoogleError as error:
-        if not error.is_in_use:
-            raise
+    parameters: dict[str, Any] = {"region": region, PARTS[collection]: name}
+
+    def delete() -> None:
+        try:
+            change(context, f"{collection}.delete", **parameters)
+        except GoogleError as error:
+            if not error.is_in_use:
+                raise
+
+    delete_when_ready(context, delete)
 
 
 def read_group(

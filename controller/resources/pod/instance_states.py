@@ -150,12 +150,15 @@ def group_state(group: Group, *, spot: bool, code: str) -> str:
     if shown == "REACTIVATING" or actions & REPAIRING_ACTIONS:
         return "REPAIRING"
     if actions & CREATING_ACTIONS or {"PENDING", *STARTING} & set(statuses):
-        return "PROVISIONING" if STARTING & set(statuses) else "WAITING_FOR_RESOURCES"
+        return "PROVISIONING" if {"RUNNING", *STARTING} & set(statuses) else "WAITING_FOR_RESOURCES"
     if set(statuses) != {"RUNNING"}:
         # Google restarts a slice as a whole in every tier but spot, and says so by the state of its topology.
-        by_itself = not spot and shown not in ("INCOMPLETE", "FAILED", "")
+        restarts = shown not in ("INCOMPLETE", "FAILED") if shown else "REPAIRING" in statuses
+        by_itself = not spot and restarts
         return "REPAIRING" if by_itself else "PREEMPTED" if spot else "TERMINATED"
-    if shown in ("ACTIVE", "ACTIVE_DEGRADED"):
+    if len(group.instances) < len(group.managed):
+        return "PROVISIONING"  # a list that lags
+    if shown in ("ACTIVE", "ACTIVE_DEGRADED", ""):  # whether Google always fills it in is not documented
         return "READY"
     return {"FAILED": "FAILED", "DEACTIVATING": "STOPPING"}.get(shown, "PROVISIONING")
 

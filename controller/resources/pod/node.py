@@ -14,6 +14,7 @@ from controller.core.text import plural
 from controller.gcp.answers import TAG
 from controller.gcp.google_errors import GoogleError
 from controller.reconcile import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, difference
+from controller.resources.pod.capacity_log import record_echo, recorded_echo
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of, provisioners_of, waits_in_queue
 from controller.resources.pod.provisioner import (
@@ -69,6 +70,7 @@ class Node(Resource):
         adopt: use an existing pod; it is never created, changed or deleted.
         status: what was observed.
         surplus: what a search on several planes has left beside a pod that is READY.
+        echo: settings that Google shows otherwise than they were requested, as it shows them.
     """
 
     kind: ClassVar[str] = "node"
@@ -81,6 +83,7 @@ class Node(Resource):
     adopt: bool = field(default=False, compare=False)
     status: SliceStatus = field(default=NOT_OBSERVED, compare=False)
     surplus: tuple[SliceStatus, ...] = field(default=(), compare=False)
+    echo: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
     @property
     def title(self) -> str:
@@ -122,6 +125,7 @@ class Node(Resource):
         wanted = self.spec_fields(self._place_like(status))
         observed |= dict.fromkeys(wanted.keys() - observed.keys(), "")  # nothing is known of a group without VMs
         observed |= {name: wanted[name] for name in ECHOED_FIELDS & wanted.keys() if not observed[name]}
+        observed |= {name: wanted[name] for name in current.echo if current.echo[name] == observed.get(name)}
         if not status.is_ready:
             observed["workers"] = self.spec.workers  # its endpoints are not complete
         diff = difference(wanted, observed, immutable=frozenset(observed))
@@ -160,7 +164,9 @@ class Node(Resource):
             if status.state == "DELETING":
                 return Pending("deleting", DELETE_SECONDS, _DELETION_PENDING_HINT)
             return Pending(_waiting_words(status))
-        return replace(self, status=status, surplus=tuple(found[1:]) if status.is_ready else ())
+        seen = replace(self, status=status, surplus=tuple(found[1:]) if status.is_ready else ())
+        differs = status.is_ready and self._is_managed(status) and self.diff(seen).action == "replace"
+        return replace(seen, echo=recorded_echo(context, self.name, status)) if differs else seen
 
     def _found(self, context: Context) -> list[SliceStatus]:
         """Return the slice that is the pod; on several planes, after it what else of ours is billed or may be."""
@@ -206,7 +212,7 @@ class Node(Resource):
             self._slices.delete(context, lambda other: self._is_managed(other) and not self._may_become(other))
             self._create(context, found=kept)
             return
-        if status.is_ready and _only_workers(diff):
+        if status.is_ready and {change.field for change in diff.changes} == {"workers"}:
             raise CloudError(f"{self.title}: {wrong_worker_count(self.spec, status)}")
         if status.state == "STOPPED" and self._start(context, status):
             return
@@ -216,10 +222,9 @@ class Node(Resource):
         self._create(context, after=self._place_like(status) if status.state in WAITING_STATES else None)
 
     def _create(self, context: Context, after: Place | None = None, found: Sequence[SliceStatus] = ()) -> None:
-        """Search for capacity. Raises CloudError if Google reports other settings than those requested.
+        """Search for capacity. How Google shows it otherwise than it was requested goes on record.
 
-        Deleting such a pod and asking again, as for one with the settings of an earlier run, would never end. What was
-        `found` is one of an earlier run.
+        What was `found` is one of an earlier run.
         """
         self._search(context).run(after, found)
         made = self.find(context)
@@ -227,11 +232,11 @@ class Node(Resource):
             return
         if any((one.place.zone, one.created) == (made.place.zone, made.status.created) for one in found):
             return
-        if (diff := self.diff(made)) and not _only_workers(diff):
-            raise CloudError(
-                f"{self.title}: Google created it with other settings than requested ({diff}); it is billed until you "
-                "run `slipway down`. Please report this"
-            )
+        diff = self.diff(made)
+        if shown := {change.field: change.old for change in diff.changes if change.field != "workers"}:
+            record_echo(context, self.name, made.status.uid, shown)
+            words = f"Google shows the pod with other settings than requested ({diff}), and it is used so"
+            context.events.note(self.id, f"{words}: please report this; `slipway down` deletes it")
 
     def destroy(self, context: Context) -> None:
         if self.adopt:
@@ -392,7 +397,3 @@ def _waiting_words(status: SliceStatus) -> str:
     state = state_text(status.state)
     waits = status.pending and status.state != "DELETING" and waits_in_queue(status.place)
     return f"{state} in {status.place.zone}" if waits else state
-
-
-def _only_workers(diff: Diff) -> bool:
-    return {change.field for change in diff.changes} == {"workers"}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from conf.schema.config import Config
 from controller.context import Context
-from controller.gcp.answers import LABEL, is_labelled, wait_compute
+from controller.gcp.answers import LABEL, delete_when_ready, is_labelled, wait_compute
 from controller.gcp.google_errors import ExistsError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.pod import dead_mans_switch
@@ -122,10 +122,12 @@ def delete_disk(context: Context, name: str, zone: str) -> None:
     where = _path(context, name, zone)
     try:
         found = context.google.call("compute", "disks.get", **where)
-        if is_labelled(found):
-            wait_compute(context, context.google.call("compute", "disks.delete", **where))
     except NotFoundError:
         return
+    if is_labelled(found):
+        delete_when_ready(
+            context, lambda: wait_compute(context, context.google.call("compute", "disks.delete", **where))
+        )
 
 
 def _path(context: Context, name: str, zone: str) -> dict[str, str]:

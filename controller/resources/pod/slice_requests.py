@@ -5,14 +5,23 @@ abandoned request may yet become a second slice, in another zone.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from typing import Any
 
 from controller.context import Context
-from controller.gcp.answers import wait_compute
+from controller.gcp.answers import poll_compute
 from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.google_errors import ConflictError, ForbiddenError, GoogleError, NotFoundError, ServiceDisabledError
+from controller.gcp.google_errors import (
+    UNREACHABLE,
+    ConflictError,
+    ForbiddenError,
+    GoogleError,
+    NotFoundError,
+    ServiceDisabledError,
+)
+from controller.resources.deletions import DeletionPendingError, deletions_here
 from controller.resources.pod.capacity_log import SURPLUS, record_answer, record_end, record_surplus
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of
@@ -30,7 +39,7 @@ from controller.resources.pod.provisioner import (
     request_disk,
     state_text,
 )
-from controller.resources.pod.refusals import DeletionPendingError, Refusal, RefusalKind, classify, deletions_here
+from controller.resources.pod.refusals import Refusal, RefusalKind, classify
 
 Answer = Refusal | SliceStatus | None
 """None: something of the pod's name exists already; the next observation shows whose it is."""
@@ -143,11 +152,16 @@ class Ask:
             answer = Refusal(kind, error.message)
         except GoogleError as error:
             kind = self._classify(error.reason, error.message)
-            if error.is_transient and (self._is_accepted or kind in ("unknown", "internal")):
+            if error.is_transient and (self._is_accepted or error.reason == UNREACHABLE):
                 raise  # not a refusal: what was accepted is still there
+            if error.status >= 500 and kind == "unknown":
+                kind = "internal"  # whether it comes as an answer or by an operation
             answer = Refusal(kind, error.message)
             if error.status == 0:  # the operation began and may have left something
                 self._delete()
+            elif error.status >= 500:  # so may the request; what an outage keeps from being deleted holds the name
+                with suppress(GoogleError):
+                    self._delete()
         if isinstance(answer, Refusal):
             self._is_sent = self._is_accepted = False
             if self._has_fresh_disk:
@@ -165,7 +179,9 @@ class Ask:
             operation = request_disk(context, disk, zone, spec.data_disk_gb, spec.data_disk_kind)
             if operation is not None:
                 self._has_fresh_disk = True
-                wait_compute(context, operation)
+                is_made = poll_compute(context, operation, self.create_seconds)
+                while not is_made():
+                    yield context.poll_seconds
         self._is_sent = True
         is_answered = self.maker.create(context, self.name, spec, self.place)
         self._is_accepted = True
@@ -189,14 +205,21 @@ class Ask:
                     self.state, self.changed = current.state, context.clock.monotonic()
                 if done and not current.pending:
                     break
-                if too_late() or (late() and self.waits):
+                if done and current.endpoints and current.running_since and not self.waits:
+                    seconds = context.clock.monotonic() - self.changed
+                    if seconds > self.create_seconds:  # its VMs run, so there was capacity
+                        self._delete()
+                        return Refusal(
+                            "internal", f"its VMs run, but it is still {state_text(self.state)} after {seconds:.0f} s"
+                        )
+                elif too_late() or (late() and self.waits):
                     self._delete()
                     return Refusal("stock_out", f"still {state_text(current.state)} after {patience:.0f} s")
                 # Google keeps the request, and says that there is no capacity for it now.
                 if self.moves_on and current.message and self._classify(current.code, current.message) == "stock_out":
                     self._delete()
                     return Refusal("stock_out", current.message)
-                if current.state != told:
+                if current.state != told and current.pending:
                     told = current.state
                     message = f"{self.label}: {state_text(told)}"
                     context.events.emit("step_started", self.subject, message, title=self.title)

@@ -163,7 +163,8 @@ def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
 def _listed(context: Context, zone: str, collection: str) -> Set[str]:
     parent = zone_path(context, zone)
     found = context.google.list_all(API, f"projects.locations.{collection}.list", collection, parent=parent)
-    return frozenset(item["name"].rpartition("/")[2] for item in found)
+    names = frozenset(item["name"].rpartition("/")[2] for item in found)
+    return frozenset() if f"{collection} in {zone}" in context.google.unlisted else names
 
 
 SERVING_METRIC, SERVING_CHIPS = "tpu-v5s-litepod-serving", 8

@@ -20,7 +20,8 @@ from controller.gcp.answers import (
     poll_rpc,
     wait_rpc,
 )
-from controller.gcp.google_errors import ConflictError, GoogleError, NotFoundError
+from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.resources.deletions import delete_slice
 from controller.resources.pod.provisioner import (
     DELETE_SECONDS,
     STARTUP_SCRIPT,
@@ -37,7 +38,6 @@ from controller.resources.pod.provisioner import (
     startup_script,
     switch_part,
 )
-from controller.resources.pod.refusals import DeletionPendingError, PendingDeletion, record_deletion
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIER_LABEL = "slipway-capacity"
@@ -71,18 +71,10 @@ class NodeProvisioner:
         return lambda: response() is not None
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
-        late = context.clock.deadline(DELETE_SECONDS)
-        while True:
-            try:
-                operation = _call(context, "delete", name, zone)
-                if wait_deleted(context, operation):
-                    return
-            except NotFoundError:
-                return
-            except ConflictError:  # another operation on the node is under way, maybe another deletion
-                if late():
-                    raise
-            context.clock.sleep(context.poll_seconds)
+        def delete() -> bool:
+            return wait_deleted(context, _call(context, "delete", name, zone))
+
+        delete_slice(context, name, zone, "node", lambda: self.observe(context, name, zone), delete, is_recorded)
 
 
 def wait_done(context: Context, operation: dict[str, Any], seconds: float) -> None:
@@ -182,10 +174,10 @@ def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") ->
         name=leaf(answer["name"]),
         spec=SliceSpec(
             workers=len(endpoints),
-            accelerator_type=answer.get("acceleratorType", ""),
-            runtime_version=answer.get("runtimeVersion", ""),
+            accelerator_type=leaf(answer.get("acceleratorType", "")),
+            runtime_version=leaf(answer.get("runtimeVersion", "")),
             network=leaf(network.get("network", "")),
-            external_ip=network.get("enableExternalIps", False),
+            external_ip=network.get("enableExternalIps", any(endpoint.external for endpoint in endpoints)),
             service_account=answer.get("serviceAccount", {}).get("email", ""),
         ),
         place=Place(zone, capacity_of(answer), leaf(network.get("subnetwork", "")), provisioner),
@@ -215,12 +207,6 @@ FLEX_API = "tpu:v2alpha1"
 """The only API with flex-start, as of revision 20261001 of the discovery documents."""
 FLEX_SECONDS = 7 * 24 * 3600
 """Longest lifetime of a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
-PROVISIONING_SECONDS = 120.0
-"""Wait for a request that Google does not delete because it is PROVISIONING; that may last for hours."""
-DELETION_PENDING = (
-    "queued resource {name} in {zone} is being provisioned, and Google does not delete it in that state. Its "
-    "deletion is on record: the next `slipway` up, status, down or orphans tries again"
-)
 TRANSITIONAL_REQUEST_STATES = WAITING_STATES | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
 
 
@@ -243,7 +229,7 @@ class QueuedProvisioner:
             answer = None
         return parse_request(queued, answer, context.clock.now())
 
-    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:
         api = FLEX_API if place.capacity == "flex_start" else "tpu"
         operation = context.google.call(
             api,
@@ -252,53 +238,17 @@ class QueuedProvisioner:
             queuedResourceId=name,
             body=request_body(context, name, spec, place),
         )
-        wait_rpc(context, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
+        response = poll_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
+        return lambda: response() is not None
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
-        """Delete the request with its node.
+        """Delete the request, then a node that has outlived it."""
 
-        Args:
-            context: the run's context.
-            name: of the pod.
-            zone: where it is.
-            is_recorded: its deletion is on record already, so one attempt is enough while it is PROVISIONING.
+        def look() -> SliceStatus | None:
+            return self.observe(context, name, zone)
 
-        Raises:
-            DeletionPendingError: it is still PROVISIONING. Its deletion is on record then.
-        """
-        late = context.clock.deadline(DELETE_SECONDS)
-        give_up = context.clock.deadline(0.0 if is_recorded else PROVISIONING_SECONDS)
-        while (found := self.observe(context, name, zone)) is not None:
-            if late():
-                raise CloudError(
-                    f"queued resource {name} in {zone} was not deleted: it is still {found.state.lower()}, and Google "
-                    "may yet create its node. Run `slipway down` again later; until then `slipway orphans` lists it"
-                )
-            try:
-                if found.state != "DELETING" and self._delete(context, name, zone):
-                    continue
-            except NotFoundError:
-                break
-            except GoogleError as error:  # the node has just appeared, or another operation is under way on it
-                if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
-                    raise
-                if found.state == "PROVISIONING" and give_up() and (is_recorded or self._record(context, name, zone)):
-                    raise DeletionPendingError(DELETION_PENDING.format(name=name, zone=zone)) from error
-            context.clock.sleep(context.poll_seconds)
-        maker = NodeProvisioner(self.create_seconds)
-        if maker.observe(context, name, zone) is not None:  # a node that outlived its request
-            maker.delete(context, name, zone)
-
-    def _record(self, context: Context, name: str, zone: str) -> bool:
-        """Record that the request is to be deleted; False if it no longer exists."""
-        method = "projects.locations.queuedResources.get"
-        try:
-            created = context.google.call("tpu", method, name=request_path(context, name, zone)).get("createTime", "")
-        except NotFoundError:
-            return False
-        now = context.clock.now()
-        record_deletion(context, PendingDeletion(context.project, zone, name, created, now, context.bucket))
-        return True
+        delete_slice(context, name, zone, "queued", look, lambda: self._delete(context, name, zone), is_recorded)
+        NodeProvisioner(self.create_seconds).delete(context, name, zone, is_recorded=is_recorded)
 
     def _delete(self, context: Context, name: str, zone: str) -> bool:
         """Delete the request and its node, which may appear at any moment; return whether that is known to be done."""

@@ -23,9 +23,9 @@ from controller.records import index, recorder
 from controller.records.ledger import AlertRecord, Launch, Ledger, Result
 from controller.records.spending import PodLifetime
 from controller.recovery.responses import Incident
+from controller.resources.deletions import PendingDeletion
 from controller.resources.pod import capacity_log
 from controller.resources.pod.capacity_log import CapacityEntry
-from controller.resources.pod.refusals import PendingDeletion
 from controller.ssh.agent_link import WorkerError
 from controller.ssh.connection import Connection
 from controller.sweep.board import SavedBoard

@@ -19,7 +19,7 @@ from googleapiclient import discovery
 from controller.core.errors import CloudError, ConfigError, LeaseLostError
 from controller.core.this_process import Clock
 from controller.gcp import credentials
-from controller.gcp.answers import OperationFailedError, code_name, poll_compute
+from controller.gcp.answers import OperationFailedError, code_name, poll_compute, wait_compute, wait_rpc
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
 from controller.gcp.google_errors import (
@@ -219,13 +219,36 @@ def test_a_poll_asks_google_once_each_time_and_does_not_wait() -> None:
         asked.append({"method": method, **where})
         return {"name": "op", **next(answers)}
 
-    caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), project="p")
-    is_done = poll_compute(caller, {"name": "op", "zone": "https://x/zones/a-b-c", "status": "PENDING"})
+    caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), project="p", clock=ManualClock())
+    is_done = poll_compute(caller, {"name": "op", "zone": "https://x/zones/a-b-c", "status": "PENDING"}, 60.0)
     assert [is_done(), is_done()] == [False, False]  # the first answer is that of the request itself
     with pytest.raises(OperationFailedError) as refused:
         is_done()
     assert refused.value.reason == "STOCKOUT"
     assert asked == [{"method": "zoneOperations.get", "project": "p", "operation": "op", "zone": "a-b-c"}] * 2
+
+
+def poll(caller: Any, operation: dict[str, Any]) -> None:
+    is_done = poll_compute(caller, operation, 1200.0)
+    while not is_done():
+        caller.clock.sleep(60.0)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [poll, wait_compute, lambda caller, operation: wait_rpc(caller, "serviceusage", operation, "operations.get")],
+)
+def test_no_operation_is_waited_for_for_ever(wait: Callable[[Any, dict[str, Any]], object]) -> None:
+    clock = ManualClock()
+
+    def call(api: str, method: str, **where: Any) -> dict[str, Any]:
+        clock.elapsed += 60.0  # `operations.wait` returns before the operation is done
+        return {"name": "op", "status": "RUNNING"}
+
+    caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), project="p", clock=clock, poll_seconds=60.0)
+    with pytest.raises(OperationFailedError, match=r"not done after 1200 s$") as late:
+        wait(caller, {"name": "op", "status": "RUNNING"})
+    assert (late.value.reason, clock.elapsed) == ("DEADLINE_EXCEEDED", pytest.approx(1260, abs=60))
 
 
 def answering(*errors: GoogleError | None) -> Callable[[], str]:

@@ -23,6 +23,7 @@ from controller.gcp.google_errors import (
     RateLimitError,
     Retries,
     http_error,
+    unlisted,
 )
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.records.index import publish_row, row_generation
@@ -362,3 +363,74 @@ def test_a_policy_that_was_written_although_its_answer_was_lost_is_written_once(
     project.inject_fault(**how, match="[:/](setIamPolicy|iam)$", times=3)
     project.create_shared()
     assert project.planned_actions() == {}
+
+
+NOT_NOW = "DeleteQueuedResource is not supported when state is {} (must be one of [ACCEPTED WAITING_FOR_RESOURCES])"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "busy", "not_now"),
+    [
+        # https://github.com/googleapis/google-api-python-client/issues/485
+        (400, "resourceNotReady", "The resource 'projects/p/zones/z/instances/pod' is not ready", True, True),
+        (400, "INVALID_ARGUMENT", "The resource 'projects/p/global/networks/n' is not ready", True, True),
+        (409, "ABORTED", "unable to queue the operation", True, True),
+        (409, "ERROR", "Unable to queue the operation", True, True),
+        (403, "RESOURCE_OPERATION_RATE_EXCEEDED", "too many operations on one resource", True, True),
+        (400, "FAILED_PRECONDITION", NOT_NOW.format("PROVISIONING"), False, True),
+        (400, "failedPrecondition", "Operation operation-1 is currently deleting a node pool", True, True),
+        (0, "FAILED_PRECONDITION", NOT_NOW.format("SUSPENDING"), False, True),
+        (400, "resourceInUseByAnotherResource", "The disk is already being used by 'x'", False, True),
+        (400, "INVALID_ARGUMENT", "no such field", False, False),
+        (403, "PERMISSION_DENIED", "Permission 'tpu.nodes.delete' denied", False, False),
+        (412, "conditionNotMet", "Constraint constraints/x violated", False, False),
+        (400, "FAILED_PRECONDITION", "Request violates constraint constraints/x", False, False),
+        (403, "rateLimitExceeded", "Rate Limit Exceeded", False, True),
+        (503, "UNAVAILABLE", "The service is currently unavailable.", False, False),
+    ],
+)
+def test_a_deletion_is_tried_again_if_only_the_moment_is_wrong(
+    status: int, reason: str, message: str, busy: bool, not_now: bool
+) -> None:
+    error = GoogleError("x.delete", status, reason, message)
+    assert (error.is_busy, error.is_not_now, error.is_gone) == (busy, not_now, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "gone"),
+    [(404, "notFound", True), (0, "RESOURCE_NOT_FOUND", True), (0, "NOT_FOUND", True), (400, "NOT_FOUND", False)],
+)
+def test_a_deletion_whose_operation_finds_nothing_is_done(status: int, reason: str, gone: bool) -> None:
+    assert GoogleError("compute delete", status, reason, "it was not found").is_gone == gone
+
+
+def warning(code: str, *scopes: str, message: str = "") -> dict[str, Any]:
+    data = [{"key": "scope", "value": scope} for scope in scopes]
+    return {"warning": {"code": code, "message": message, **({"data": data} if data else {})}}
+
+
+EMPTY = warning("NO_RESULTS_ON_PAGE", "zones/a-b-c")
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "missing"),
+    [
+        ("projects.locations.nodes.list", {"unreachable": ["projects/p/locations/a-b-c"]}, ["nodes in a-b-c"]),
+        ("projects.locations.queuedResources.list", {"queuedResources": [{}], "unreachable": ["a-b-c", "d-e-f"]},
+         ["queuedResources in a-b-c", "queuedResources in d-e-f"]),
+        ("instances.aggregatedList", {"items": {"zones/a-b-c": {"instances": [{}]}}}, []),
+        ("instances.aggregatedList", {"items": {"zones/a-b-c": EMPTY}}, []),
+        ("instances.aggregatedList", {"items": {"zones/a-b-c": EMPTY, "zones/d-e-f": warning("UNREACHABLE")}},
+         ["instances in d-e-f"]),
+        ("routers.aggregatedList", {"items": {"regions/a-b": warning("A_CODE_OF_NEXT_YEAR")}}, ["routers in a-b"]),
+        ("disks.aggregatedList", {"unreachables": ["projects/1/zones/a-b-c"], "items": {}}, ["disks in a-b-c"]),
+        ("resourcePolicies.list", warning("PARTIAL_SUCCESS", message="some results may be missing"),
+         ["resourcePolicies in some results may be missing"]),
+        ("instances.list", warning("UNREACHABLE", "zones/a-b-c"), ["instances in a-b-c"]),
+        ("instances.list", {**warning("NO_RESULTS_ON_PAGE"), "items": [{"warning": {"code": "UNREACHABLE"}}]}, []),
+        ("buckets.list", {"unreachable": ["projects/_/buckets/far"]}, ["buckets in far"]),
+        ("instances.get", {"warning": {"code": "UNREACHABLE"}, "items": {}}, []),
+    ],
+)  # fmt: skip
+def test_what_a_list_could_not_show_has_a_name(method: str, answer: dict[str, Any], missing: list[str]) -> None:
+    assert list(unlisted(method, answer)) == missing

@@ -9,6 +9,8 @@ from controller.plan.build import node_resource
 from controller.reconcile import destroy, reconcile
 from controller.resources.pod.instance_states import TAKEN_STATES
 from controller.resources.pod.node import Node
+from controller.resources.pod.provisioner import Place, Provisioner, SliceSpec
+from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 
 A, B = "us-central1-a", "us-east1-b"
@@ -60,6 +62,13 @@ class Pod:
     @property
     def notes(self) -> str:
         return "\n".join(self.project.notes)
+
+
+def request_slice(made: Pod, maker: Provisioner, spec: SliceSpec, place: Place) -> None:
+    """Send the requests that make a slice, until Google has answered them."""
+    is_answered = maker.create(made.project.context, made.node.name, spec, place)
+    if is_answered is not None:
+        wait_for(is_answered, "the answer")
 
 
 def _tier(body: dict[str, Any]) -> str:

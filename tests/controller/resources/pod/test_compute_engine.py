@@ -11,12 +11,13 @@ import pytest
 
 from controller.cleanup.orphans import billed_items, delete
 from controller.core.errors import CloudError
+from controller.gcp.answers import delete_when_ready
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.compute_engine import ComputeEngine
-from controller.resources.pod.instance_groups import InstanceVms, change, delete_when_ready
+from controller.resources.pod.instance_groups import InstanceVms, change
 from controller.resources.pod.plane import Leftover
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.fake_pod import GROUP, INSTANCE, ZONE, Pod, pod
+from tests.controller.resources.fake_pod import GROUP, INSTANCE, ZONE, Pod, pod, request_slice
 from tests.controller.resources.pod.test_instance_bodies import PLACE, SPEC
 from tests.fakes.context import make_context
 from tests.fakes.google import KilledError
@@ -33,8 +34,8 @@ def parts(made: Pod) -> list[str]:
 def create(made: Pod) -> None:
     """Send the requests that make a slice."""
     place = made.node.places[0]
-    maker = PLANE.provisioners(0.0)[place.provisioner]
-    maker.create(made.project.context, made.node.name, made.node.spec, place)
+    maker = PLANE.provisioners(60.0)[place.provisioner]
+    request_slice(made, maker, made.node.spec, place)
 
 
 def dying(send: Callable[..., Any], requests: int) -> Callable[..., Any]:
@@ -92,6 +93,30 @@ def test_a_refused_group_leaves_nothing(project: EmulatedProject, monkeypatch: p
     monkeypatch.setattr(project.context.google, "change_pod", change_pod)
     with pytest.raises(CloudError, match="The URL is malformed"):
         made.up()
+    assert parts(made) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "topology_hidden"},
+        {"kind": "open_operation", "verb": "resize", "seconds": 1e6},
+        {"kind": "open_operation", "verb": "insert", "seconds": 1.0},
+        {"kind": "lagging_lists", "seconds": 4.0},
+    ],
+    ids=str,
+)
+def test_a_group_whose_vms_run_is_the_pod(project: EmulatedProject, fault: dict[str, Any]) -> None:
+    """Whether Google shows its topology, ends the operation of `resize`, and has its VMs in every list at once."""
+    made = pod(project, *GROUP)
+    project.inject_fault(**fault)
+    node = made.up()
+    assert (node.is_ready, len(node.status.endpoints)) == (True, 2)
+    assert "no capacity" not in made.notes
+    resized = [r for r in project.cloud.request_log() if r["path"].endswith(f"{made.node.name}/resize")]
+    assert len(resized) == 1
+    project.cloud.call_ok("DELETE", "emulator/faults")
+    made.down()
     assert parts(made) == []
 
 

@@ -158,6 +158,11 @@ def instance(name: str, model: str = "SPOT", status: str = "RUNNING", **metadata
     }  # fmt: skip
 
 
+def lagging(found: Group) -> Group:
+    """Return a group of which the list of instances does not have the last VM yet."""
+    return replace(found, instances=found.instances[:-1])
+
+
 UP, GONE = managed("a"), managed("a", "")
 ENDED, WAITS = managed("a", "TERMINATED"), managed("a", "PENDING", "CREATING")
 BOOTS = managed("a", "STAGING", "CREATING")
@@ -176,6 +181,14 @@ BOOTS = managed("a", "STAGING", "CREATING")
         (group("ACTIVATING", UP, UP), "PROVISIONING", True),
         (group("INCOMPLETE", UP, UP), "PROVISIONING", True),
         (group("ACTIVE", UP, UP), "READY", False),
+        (group("", UP, UP), "READY", False),  # Google does not show the topology
+        (group("", UP, UP, model="STANDARD"), "READY", False),
+        (group("", UP, BOOTS), "PROVISIONING", True),
+        (group("", UP, managed("a", "RUNNING", "VERIFYING")), "PROVISIONING", True),
+        (group("", UP, managed("a", "REPAIRING"), model="STANDARD"), "REPAIRING", True),
+        (group("", UP, ENDED, model="STANDARD"), "TERMINATED", False),
+        (lagging(group("ACTIVE", UP, UP)), "PROVISIONING", True),
+        (lagging(group("", UP, UP)), "PROVISIONING", True),
         (group("ACTIVE_DEGRADED", UP, UP), "READY", False),
         (group("FAILED", UP, UP), "FAILED", False),
         (group("ACTIVE_DEGRADED", UP, ENDED), "PREEMPTED", False),

@@ -7,8 +7,8 @@ import pytest
 
 from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.core.this_process import InterruptedSleepError
+from controller.gcp.google_errors import GoogleError
 from controller.reconcile import Absent, Diff, Pending
-from controller.resources.pod import tpu_nodes
 from controller.resources.pod.planes import PLANES
 from controller.resources.pod.provisioner import NOT_OBSERVED, PodStatus, SliceStatus
 from controller.resources.pod.slice_requests import hidden_place
@@ -108,18 +108,30 @@ def test_a_field_that_google_leaves_out_is_as_requested(project: EmulatedProject
     made.down()
 
 
-def test_a_pod_that_is_not_what_was_requested_is_not_made_again(
-    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["node", "queued"])
+@pytest.mark.parametrize("form", ["absent", "full", "other"])
+def test_a_pod_that_google_shows_otherwise_than_it_was_requested_stays(
+    project: EmulatedProject, form: str, way: str
 ) -> None:
-    made = pod(project, "tpu.provisioner=node")
-    monkeypatch.setattr(
-        tpu_nodes, "parse_node", lambda found, *way: parse_node(found | {"runtimeVersion": "other"}, *way)
-    )
-    with pytest.raises(CloudError, match=r"other settings than requested \(runtime_version: other -> .*slipway down"):
-        made.up()
-    assert len(made.creation_requests()) == 1
-    monkeypatch.undo()
+    """Also for the next controller, and while the record of it cannot be read; another pod of that name is replaced."""
+    made, project.context.bucket = pod(project, f"tpu.provisioner={way}"), f"{project.tag}-bucket"
+    project.inject_fault(kind="echo", form=form)
+    first = made.up()
+    assert ("with other settings than requested (runtime_version: other -> " in made.notes) == (form == "other")
+    assert made.up().status.uid == first.status.uid
+    assert not made.node.diff(made.observe())
+    if form == "other":
+        project.inject_fault(kind="http", status=503, match="GET .*echoes", times=6)
+        assert not made.node.diff(made.observe())
+        assert "cannot see whether it was requested as Google shows it" in made.notes
+        larger = pod(project, f"tpu.provisioner={way}", "tpu=v5litepod_1", f"tpu.zone={A}")
+        project.inject_fault(kind="echo", form=form)
+        assert larger.up().status.uid != first.status.uid
+        project.context.bucket = f"{project.tag}-none"
+    assert len(made.creation_requests()) == 1 + (form == "other")
+    project.cloud.call_ok("DELETE", "emulator/faults")
     made.down()
+    assert made.leftovers() == []
 
 
 def test_an_adopted_pod_must_be_there_and_of_the_type_and_is_left(project: EmulatedProject) -> None:
@@ -211,6 +223,25 @@ def test_a_stock_out_and_an_internal_error_are_asked_again(project: EmulatedProj
     with pytest.raises(CloudError, match=r"an internal error has occurred; try another tpu\.zone"):
         made.up()
     assert made.leftovers() == []
+
+
+@pytest.mark.parametrize("status", [500, 502])
+@pytest.mark.parametrize("way", ["tpu.provisioner=node", "tpu.provisioner=queued", "instance"])
+def test_an_error_at_google_counts_whether_it_is_an_answer_or_in_an_operation(
+    project: EmulatedProject, status: int, way: str
+) -> None:
+    made = pod(project, *(INSTANCE if way == "instance" else (way,)))
+    answer = {"kind": "http", "status": status, "match": "POST .*/(nodes|queuedResources|instances)$"}
+    project.inject_fault(**answer, times=6, message="bad gateway")  # the client sends it six times
+    assert made.up().is_ready
+    assert "an error at Google in" in made.notes
+    assert "(attempt 1): bad gateway" in made.notes
+    made.down()
+    project.inject_fault(**answer, times=99)
+    with pytest.raises(CloudError, match=r"try another tpu\.zone, or later") as ended:
+        made.up()
+    assert not isinstance(ended.value, GoogleError)
+    assert made.leftovers() == made.machines() == []
 
 
 def test_pauses_double_and_are_spread(project: EmulatedProject) -> None:

@@ -10,16 +10,17 @@ from unittest.mock import Mock
 import pytest
 
 from controller.core.this_process import iso_timestamp
-from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.gcp.google_errors import ForbiddenError, GoogleError, NotFoundError
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.reconcile import Absent
 from controller.records.unfinished import retry_deletions
+from controller.resources import deletions
+from controller.resources.deletions import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from controller.resources.pod import tpu_nodes
 from controller.resources.pod.provisioner import NOT_OBSERVED, SliceStatus, claim_name
-from controller.resources.pod.refusals import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.fake_pod import TWO_ZONES, A, B, Pod, pod
+from tests.controller.resources.fake_pod import EVERY_WAY, INSTANCE, TWO_ZONES, A, B, Pod, pod
 from tests.controller.resources.pod.test_node import foreign, request
 from tests.fakes.context import make_context
 
@@ -28,7 +29,7 @@ STILL = "Google still does not delete it; the next verb tries again"
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch, project: EmulatedProject) -> None:
-    monkeypatch.setattr(tpu_nodes, "PROVISIONING_SECONDS", 0.0)
+    monkeypatch.setattr(deletions, "PROVISIONING_SECONDS", 0.0)
     project.context.bucket = f"{project.tag}-bucket"
 
 
@@ -76,7 +77,7 @@ def claim(project: EmulatedProject, made: Pod) -> None:
 def test_the_search_goes_on_and_the_next_verb_deletes_the_request(project: EmulatedProject) -> None:
     made = stuck(project, *TWO_ZONES)
     assert made.up().place.zone == B
-    assert f"queued resource {made.node.name} in {A} is being provisioned, and Google does not" in made.notes
+    assert f"queued resource {made.node.name} in {A} is provisioning, and Google does not" in made.notes
     line = f"queued resource {made.node.name} in {A}"
     assert retry_deletions(project.context) == [f"{line}: {STILL}"]
     project.cloud.call_ok("DELETE", "emulator/faults")
@@ -277,3 +278,54 @@ def test_nothing_that_slipway_did_not_create_is_deleted_whatever_a_bucket_says(
     monkeypatch.undo()
     assert made.observe().status.created > 0
     made.down()
+
+
+BUSY = [
+    {"status": 400, "code": "FAILED_PRECONDITION", "message": "it is not supported when state is REPAIRING"},
+    {"status": 409, "code": "ABORTED", "message": "unable to queue the operation"},
+    {"status": 400, "code": "resourceNotReady", "message": "The resource 'pod' is not ready"},
+]
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("busy", BUSY, ids=lambda busy: busy["code"])
+def test_a_refusal_that_passes_is_waited_for_and_one_that_does_not_is_on_record(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], busy: dict[str, Any]
+) -> None:
+    """Of every kind of slice. That a run had it before does not keep the next verb from deleting it."""
+    made = pod(project, *words)
+    made.up()
+    claim(project, made)
+    refusal = {"kind": "http", "match": f"DELETE .*/{made.node.name}$", **busy}
+    project.inject_fault(**refusal, times=999)
+    monkeypatch.setattr(deletions, "DELETE_SECONDS", 0.0)
+    with pytest.raises(
+        DeletionPendingError, match=f"{made.node.name} in .* is ready, and Google does not delete it yet"
+    ):
+        made.down()
+    [record] = objects(project)
+    [line] = retry_deletions(project.context)
+    assert line.endswith(STILL)
+    assert objects(project) == [record]
+    project.cloud.call_ok("DELETE", "emulator/faults")
+    [line] = retry_deletions(project.context)
+    assert line.endswith("deleted, as asked for earlier")
+    assert (made.leftovers(), made.machines(), objects(project)) == ([], [], [])
+    monkeypatch.undo()
+    made.up()
+    project.inject_fault(**refusal, times=2)
+    made.down()
+    assert (made.leftovers(), made.machines(), objects(project)) == ([], [], [])
+
+
+@pytest.mark.parametrize("words", [("tpu.provisioner=node",), ("tpu.provisioner=queued",), INSTANCE])
+def test_a_refusal_for_good_is_an_error_and_on_record(project: EmulatedProject, words: tuple[str, ...]) -> None:
+    made = pod(project, *words)
+    made.up()
+    project.inject_fault(kind="http", match=f"DELETE .*/{made.node.name}$", status=403, message="you may not", times=1)
+    with pytest.raises(ForbiddenError, match="you may not"):
+        made.down()
+    assert "its deletion is on record" in made.notes
+    [line] = retry_deletions(project.context)
+    assert line.endswith("deleted, as asked for earlier")
+    assert made.leftovers() == made.machines() == []

@@ -29,7 +29,7 @@ from controller.resources.pod.slice_requests import Slices
 from tests.composed import config_of
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.fake_pod import Pod, pod
+from tests.controller.resources.fake_pod import Pod, pod, request_slice
 
 ZONE = "us-east5-b"
 AUTO = ("tpu=v6e_8", f"tpu.zone={ZONE}")
@@ -92,7 +92,7 @@ def ask(made: Pod, *planes_: str) -> None:
     for name in planes_:
         place = places[PLANES[name].title]
         maker = PLANES[name].provisioners(60.0)[place.provisioner]
-        maker.create(made.project.context, made.node.name, made.node.spec_in(place), place)
+        request_slice(made, maker, made.node.spec_in(place), place)
 
 
 def test_a_plane_that_google_does_not_show_for_a_while_may_have_the_pod(project: EmulatedProject) -> None:

@@ -7,11 +7,13 @@ import pytest
 
 from controller.context import Context
 from controller.gcp.google_errors import GoogleError
-from controller.resources.pod import capacity_log, refusals, search
+from controller.resources import deletions
+from controller.resources.deletions import PendingDeletion
+from controller.resources.pod import capacity_log, search
 from controller.resources.pod.capacity_log import CapacityEntry, fetch_entries, load_entries, recent_places_first
 from controller.resources.pod.planes import PLANES
 from controller.resources.pod.provisioner import Place
-from controller.resources.pod.refusals import HINTS, PendingDeletion, classify
+from controller.resources.pod.refusals import HINTS, classify
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import TWO_ZONES, A, B, pod
@@ -216,8 +218,8 @@ def test_a_damaged_line_is_named_and_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["project", "zone", "pod"])
 def test_a_pending_deletion_of_somebody_else_names_no_file_outside_its_folder(part: str) -> None:
     ours = PendingDeletion("google.com:acme", "us-west4-a", "pod-1", "2026-01-01T00:00:00Z", 1.0, "").to_json()
-    assert len(refusals._parse(json.dumps(ours).encode(), "here", [])) == 1
+    assert len(deletions._parse(json.dumps(ours).encode(), "here", [])) == 1
     for text in ("../../../home/me/notes", "/etc/x", "a\0b", "a/b", "..", ".a", "a b", ""):
         notes: list[str] = []
-        assert refusals._parse(json.dumps(ours | {part: text}).encode(), "here", notes) == []
+        assert deletions._parse(json.dumps(ours | {part: text}).encode(), "here", notes) == []
         assert notes == ["here is not a pending deletion written by slipway: it was skipped, and you can delete it"]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from controller.context import Context, SurplusSlice
-from controller.core.errors import RetriesExhaustedError
+from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.answers import LABEL
 from controller.gcp.client import PROPAGATION_SECONDS
@@ -20,11 +20,12 @@ from controller.gcp.google_errors import (
     GoogleError,
     ServiceDisabledError,
 )
+from controller.resources.deletions import DeletionPendingError
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
-from controller.resources.pod.refusals import DeletionPendingError, PlaneAdvice
-from controller.resources.pod.search import ALONE_POLLS, CapacitySearch
+from controller.resources.pod.provisioner import Endpoint, Place, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import PlaneAdvice
+from controller.resources.pod.search import ALONE_POLLS, MAX_INTERNAL_ERRORS, CapacitySearch
 from controller.resources.pod.slice_requests import Slices
 from tests.fakes.clock import NEVER, ManualClock
 from tests.fakes.context import make_context
@@ -59,6 +60,7 @@ class Scripted:
     refuses: GoogleError | None = None
     answers_late: bool = False
     cannot_delete: bool = False
+    has_vms: bool = False
     outage: tuple[float, float] = (NEVER, NEVER)
     outage_error: GoogleError | None = None
     held: dict[str, tuple[float, Place]] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Scripted:
             spec=SPEC, place=place, state=state, name=name, pending=state != "READY", created=created,
             uid="" if age < self.waits else f"{self.name}-{asked:.0f}", labels=tuple(LABEL.items()),
             running_since=0.0 if age < self.waits else created + self.waits,
+            endpoints=(Endpoint(0, "10.0.0.1", None),) if self.has_vms and age >= self.waits else (),
         )  # fmt: skip
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
@@ -324,14 +327,29 @@ def test_an_outage_of_one_plane_leaves_the_request_of_the_other(
     market.search().run()
     assert list(market.other.held) == HERE
     assert market.queue.held == {}
-    assert sorted(market.asked) == [
-        "other asked in a-b-c",
-        "queue asked in a-b-c",
-    ]  # nothing is forgotten and asked again
-    refusals = {("queue", "stock_out", "")} if begin == 0.0 and error is UNAVAILABLE else set()  # as without capacity
-    assert {*market.entries} == {("other", "granted", ""), ("queue", "withdrawn", ""), *refusals}
+    # What Google answers to a request itself counts as if an operation had said it: five internal errors rule it out.
+    kind = {UNAVAILABLE: "stock_out", BROKEN: "internal"}.get(error, "") if begin == 0.0 else ""
+    asked = ["other asked in a-b-c", "queue asked in a-b-c"]  # nothing is forgotten and asked again
+    assert sorted(market.asked) == (asked[:1] if kind == "internal" else asked)
+    refusals, withdrawn = {("queue", kind, "")} if kind else set(), {("queue", "withdrawn", "")}
+    assert {*market.entries} == {("other", "granted", ""), *refusals, *(withdrawn if kind != "internal" else ())}
     told = [note for note in market.notes if "does not answer" in note]
     assert len(told) == (not refusals)
+
+
+@pytest.mark.parametrize("waits", [0.0, 600.0])
+def test_vms_that_run_and_become_no_slice_are_an_error_at_google_and_no_lack_of_capacity(
+    market: Market, waits: float
+) -> None:
+    """They are billed, so they are not asked for for hours; also where there is no other place."""
+    market.queue.waits, market.queue.takes, market.queue.has_vms = waits, NEVER, True
+    search = market.search(max_attempts=99)
+    search = replace(search, places=[place for place in search.places if place.provisioner == "queue"])
+    with pytest.raises(CloudError, match=r"its VMs run, but it is still provisioning after 1805 s; try"):
+        search.run()
+    assert len(market.asked) == MAX_INTERNAL_ERRORS
+    assert {answer for _, answer, _ in market.entries} == {"internal"}
+    assert market.queue.held == {}
 
 
 def test_a_machine_without_a_network_ends_the_search_and_loses_no_request(market: Market) -> None:
