@@ -7,8 +7,9 @@ from typing import Any
 from conf.schema.topology import UnknownTypeError, find_topology, zone_region
 from controller.cleanup.dependents import aggregated
 from controller.context import Context
+from controller.core.errors import CloudError
 from controller.core.json_documents import DamagedRecordError
-from controller.gcp.answers import is_labelled, is_marked, leaf, parse_timestamp, wait_compute
+from controller.gcp.answers import delete_when_ready, is_labelled, is_marked, leaf, parse_timestamp, wait_compute
 from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.gcp.prices import HOURS_PER_MONTH, SPOT_TIERS, load_prices
 from controller.lease_store import BucketLeaseStore
@@ -30,6 +31,10 @@ BUCKETS = "buckets.list"
 """Entry of `Context.permission_denied`."""
 UNREADABLE = "unknown: you may not read"
 """Beginning of the use of what a record that Google refuses to show may be of: nobody deletes that."""
+UNLISTED = (
+    "Google did not list everything ({}): what Slipway has there is not shown, and may be billed. Run the same command "
+    "again later; https://status.cloud.google.com"
+)
 STOPPED = frozenset({"STOPPED", "TERMINATED", "PREEMPTED", "SUSPENDED", "FAILED", "GONE"})
 
 
@@ -66,6 +71,12 @@ def billed_items(context: Context, buckets: list[str]) -> list[BilledItem]:
     return sorted(found, key=lambda thing: bool(thing.use))
 
 
+def raise_if_unlisted(context: Context) -> None:
+    """Raise CloudError if a list of this session is not whole: what it lacks is not known to be absent."""
+    if context.google.unlisted:
+        raise CloudError(UNLISTED.format(", ".join(sorted(context.google.unlisted))))
+
+
 def delete(context: Context, thing: BilledItem) -> None:
     """Delete one item; no error when it is gone already."""
     where = {"project": context.project}
@@ -86,10 +97,7 @@ def delete(context: Context, thing: BilledItem) -> None:
             for plane in all_planes():
                 plane.delete_leftover(context, Leftover(kind, thing.name, thing.place, 0.0))
             return
-    try:
-        wait_compute(context, context.google.call("compute", method, **where))
-    except NotFoundError:
-        return
+    delete_when_ready(context, lambda: wait_compute(context, context.google.call("compute", method, **where)))
 
 
 def slipway_buckets(context: Context) -> Iterator[str]:

@@ -284,6 +284,11 @@ def _refuse_if_used(session: Session, present: list[Resource]) -> None:
             f"nothing was deleted; still in use: {'; '.join(used)}. Delete that first, or run "
             "`slipway down` to delete only the pod"
         )
+    if unlisted := sorted(session.context.google.unlisted):  # its VMs may be in the network, or have the account
+        raise ConfigError(
+            f"nothing was deleted; Google did not list everything ({', '.join(unlisted)}), and what is there may still "
+            "use it. Run this again later, or `slipway down` to delete only the pod"
+        )
 
 
 def _driven_run(session: Session, notes: list[str]) -> tuple[set[str], bool]:

@@ -207,6 +207,7 @@ class Witness:
                         and getattr(row.observed, "is_managed", True) and row.resource.id != "apis/apis"]  # fmt: skip
                 billed = [item.title for item in billed_items(session.context, [])]
                 buckets = [f"bucket {name}" for name in other_buckets(session) if name.endswith("-witness")]
+                buckets += [f"unknown: {what}" for what in sorted(session.context.google.unlisted)]
         except SlipwayError as error:
             return [f"unknown, because Google could not be asked: {error}"]
         return list(dict.fromkeys([*ours, *(title for title in billed if title not in self._before), *buckets]))

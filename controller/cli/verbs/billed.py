@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from conf.strict_json import dumps
-from controller.cleanup.orphans import BilledItem, PodOverview, billed_items, delete, project_pods, slipway_buckets
+from controller.cleanup.orphans import (
+    BilledItem,
+    PodOverview,
+    billed_items,
+    delete,
+    project_pods,
+    raise_if_unlisted,
+    slipway_buckets,
+)
 from controller.cli.main import Command
 from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, project_of, require_pods, require_project
@@ -16,6 +24,8 @@ from controller.core.text import format_duration, plural, print_wrapped, width_o
 from controller.records import index
 from controller.records.unfinished import retry_deletions
 from controller.resources.deletions import DeletionPendingError
+
+SEEN = " (as far as Google could look)"
 
 
 def show_project(command: Command) -> int:
@@ -36,9 +46,11 @@ def show_project(command: Command) -> int:
     if command.flags.json:
         listed = {"pods": [asdict(pod) for pod in pods], "vms": [asdict(item) for item in machines]}
         document = {"project": project, **listed, "runs_without_pod": waiting}
-        print(dumps(document, indent=1))
+        print(dumps(document | {"unlisted": sorted(context.google.unlisted)}, indent=1))
     else:
-        print("\n".join(format_pods(pods, machines, waiting, project, width_of(sys.stdout))))
+        where = f"{project}{SEEN}" if context.google.unlisted else project
+        print("\n".join(format_pods(pods, machines, waiting, where, width_of(sys.stdout))))
+    raise_if_unlisted(context)
     return 0
 
 
@@ -84,6 +96,8 @@ def run_orphans(command: Command) -> int:
                 print(line, file=sys.stderr)
             found = billed_items(context, [bucket_name(config, project)])
         to_delete = [item for item in found if not item.use] if command.flags.delete else []
+        if context.google.unlisted:  # the rest may serve a pod that is not listed
+            to_delete = [item for item in to_delete if "TPU" in item.kind]
         details = ["This deletes:", *(f"  {item.title}: {item.why}" for item in to_delete)]
         if to_delete and not confirm("Continue?", yes=command.flags.yes, details=details):
             raise ConfigError("nothing was deleted; pass --yes to skip the prompt")
@@ -100,9 +114,11 @@ def run_orphans(command: Command) -> int:
             raise DeletionPendingError("\n".join(pending))
     if command.flags.json:
         document = {"things": [asdict(item) for item in found], "deleted": [item.title for item in to_delete]}
-        print(dumps(document, indent=1))
+        print(dumps(document | {"unlisted": sorted(context.google.unlisted)}, indent=1))
     elif not to_delete:
-        print_wrapped(format_items(found, project, command.overrides), indent=4)
+        where = f"{project}{SEEN}" if context.google.unlisted else project
+        print_wrapped(format_items(found, where, command.overrides), indent=4)
+    raise_if_unlisted(context)
     return 0
 
 

@@ -3,6 +3,7 @@
 import sys
 
 from conf.strict_json import dumps
+from controller.cleanup.orphans import raise_if_unlisted
 from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, unreadable_places
 from controller.cli.main import Command
 from controller.cli.view import View
@@ -156,6 +157,7 @@ def run_down(command: Command) -> int:
         raise CloudError(IS_BACK.format(", ".join(resource.title for resource in left)))
     if hidden:
         raise CloudError(HIDDEN.format(name=name, places=", ".join(hidden)))
+    raise_if_unlisted(session.context)
     return 0
 
 

@@ -112,6 +112,28 @@ def test_a_project_that_was_never_used_has_nothing_to_delete(slipway: SlipwayCli
     assert asked[:6] == [403] * 5 + [200]
 
 
+@pytest.mark.parametrize("told", ["field", "warning"])
+def test_a_verb_that_finds_nothing_says_where_google_could_not_look(slipway: SlipwayCli, told: str) -> None:
+    """Else it would say that nothing is billed while a pod is there."""
+    emulated = EmulatedCloud(slipway.cloud().state)
+    emulated.establish()
+    faults = [{"kind": "unreachable", "place": place, "told": told} for place in ("us-east5-b", "us-west4")]
+    slipway.cloud().post("faults", {"key": "dark", "faults": faults})
+    where = [f"{kind} in us-east5-b" for kind in ("nodes", "instances", "instanceGroupManagers", "disks")]
+    where.append("routers in us-west4")
+    for words in (["orphans"], ["status", "--all"], ["down", *POD], ["down", "--all", "--yes", *POD]):
+        code, out, err = slipway(*words)
+        assert code == 2, words
+        assert "Google did not list everything (" in err, words
+        assert all(one in err for one in where if words[0] == "orphans"), err
+        assert ("(as far as Google could look)" in out) == (words[0] in ("orphans", "status")), out
+    code, out, err = slipway("orphans", "--json")
+    assert code == 2, err
+    assert set(where) < set(json.loads(out)["unlisted"])
+    emulated.call_ok("DELETE", "emulator/faults")
+    assert slipway("orphans")[0] == slipway("status", "--all")[0] == slipway("down", *POD)[0] == 0
+
+
 @pytest.mark.deep
 def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(
     slipway: SlipwayCli, cloud: EmulatedCloud
