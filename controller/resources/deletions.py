@@ -136,7 +136,9 @@ def delete_slice(
 
 def _pending(context: Context, found: SliceStatus, provisioner: str) -> PendingDeletion:
     made = datetime.fromtimestamp(found.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    claim = claim_generation(context, context.bucket, found.name, found.uid)
+    claim = ""
+    with suppress(GoogleError):  # then a claim that is read later keeps the pod
+        claim = claim_generation(context, context.bucket, found.name, found.uid)
     about = (context.project, found.place.zone, found.name, made, context.clock.now(), context.bucket)
     return PendingDeletion(*about, provisioner, claim)
 
@@ -147,7 +149,7 @@ def claim_generation(context: Context, bucket: str, pod: str, uid: str) -> str:
         return ""
     try:
         found = context.google.call("storage", "objects.get", bucket=bucket, object=claim_name(pod, uid))
-    except GoogleError:
+    except NotFoundError:
         return ""
     return found.get("generation", "")
 

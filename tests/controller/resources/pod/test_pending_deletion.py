@@ -329,3 +329,27 @@ def test_a_refusal_for_good_is_an_error_and_on_record(project: EmulatedProject, 
     [line] = retry_deletions(project.context)
     assert line.endswith("deleted, as asked for earlier")
     assert made.leftovers() == made.machines() == []
+
+
+def test_a_record_stays_while_nobody_can_see_which_run_has_the_pod(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pod(project, "tpu.provisioner=node")
+    made.up()
+    claim(project, made)
+    project.inject_fault(kind="http", match=f"DELETE .*/{made.node.name}$", status=403, message="you may not", times=1)
+    with pytest.raises(ForbiddenError):
+        made.down()
+    call = project.context.google.call
+
+    def hidden(api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        if method == "objects.get":
+            raise GoogleError(method, 503, "UNAVAILABLE", "not now")
+        return call(api, method, **parameters)
+
+    monkeypatch.setattr(project.context.google, "call", hidden)
+    [line] = retry_deletions(project.context)
+    assert "not now" in line
+    monkeypatch.undo()
+    [line] = retry_deletions(project.context)
+    assert line.endswith("deleted, as asked for earlier")
