@@ -25,7 +25,8 @@ from controller.core.json_documents import DamagedRecordError, load_json
 from controller.inputs import modules
 from controller.lease_store import BucketLeaseStore
 from controller.report import gather
-from controller.resources.pod import capacity_log, refusals
+from controller.resources import deletions
+from controller.resources.pod import capacity_log
 from controller.ssh.agent_link import AgentLink
 from controller.witness import stand_ins
 from tests.paths import ROOT
@@ -77,7 +78,7 @@ def read_all(folder: Path) -> None:
     refused(modules.DefinitionError, "deep.py", lambda: modules.find_signature("deep:f", files, installed=False))
     assert capacity_log._parse(NESTED, "here") is None
     notes: list[str] = []
-    assert refusals._parse(NESTED.encode(), "here", notes) == []
+    assert deletions._parse(NESTED.encode(), "here", notes) == []
     assert "here is not a pending deletion written by slipway" in notes[0]
     assert stand_ins._parsed(NESTED) is None
     refused(LineError, "is JSON that is nested too deeply", lambda: parse_json(NESTED.encode()))

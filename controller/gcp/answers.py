@@ -135,10 +135,11 @@ def poll_compute(caller: Caller, operation: dict[str, Any], seconds: float) -> C
 
 
 def _answers(operation: dict[str, Any], again: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the operation as Google answered first, then as it answers each time."""
-    yield operation
+    """Yield the operation as Google answered first, then as it answers each time until it is done."""
     while True:
-        yield again()
+        yield operation
+        if not operation.get("done") and operation.get("status") != "DONE":
+            operation = again()
 
 
 def _scope_of(caller: Caller, operation: dict[str, Any]) -> tuple[str, dict[str, str]]:

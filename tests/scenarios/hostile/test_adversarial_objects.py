@@ -27,7 +27,8 @@ from controller.records.fetch import choose_step
 from controller.records.ledger import Launch, Ledger, Result, parse_record, read_alerts
 from controller.records.recorder import _with_pinned, read_run_record
 from controller.report.gather import gather_runs
-from controller.resources.pod import capacity_log, refusals
+from controller.resources import deletions
+from controller.resources.pod import capacity_log
 from controller.resources.uploads.archives import Wheels
 from controller.resources.uploads.source_assets import PINNED, SourceCopy
 from controller.run.launch import PodQueue
@@ -234,7 +235,7 @@ READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "scores": ({"format": 1, "metric": "m", "mode": "min", "best": 4, "scores": {"4": 0.5}}, read_scores),
     "assignment": ({"format": 1, "pod": 1, "run": RUN}, read_assignments),
     "capacity": (golden("capacity"), lambda content: capacity_log._parse(content, "here")),
-    "deletion": (golden("deletion"), lambda content: refusals._parse(content, "here", [])),
+    "deletion": (golden("deletion"), lambda content: deletions._parse(content, "here", [])),
     "queue": ({"format": 1, "run_id": RUN, "since": 1.0}, read_queue),
     "source": ({"format": 1, "source": "gs://x/y", "revision": "", "files": [SOURCE_FILE]}, read_pinned),
     "report": (golden("row") | {"step": 1, "time": "2026-01-01T00:00:00Z", "loss": 0.5}, read_report),
