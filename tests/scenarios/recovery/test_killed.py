@@ -274,7 +274,7 @@ def test_killed_while_a_surplus_group_is_given_back_up_again_says_what_it_cost(
 
     def grant_both(home: Path) -> None:
         killer.faults = ("{kind: stockout, times: 1000000}",)
-        assert killer.up(home, before=FIRST_LOOK_AT_GROUP) == -signal.SIGKILL
+        assert killer.up(home, before=SECOND_LOOK_AT_GROUP) == -signal.SIGKILL
         killer.faults = ()
         killer.end_faults(home)
         wait_for(lambda: both_are_granted(killer.state(home)), "both slices")
@@ -300,6 +300,8 @@ def test_killed_while_a_group_that_waits_is_given_back_up_again_converges(killer
 
 
 FIRST_LOOK_AT_GROUP = "compute instanceGroupManagers.listManagedInstances 1"
+"""Before it asks for VMs: that a group is made is awaited, and the group is looked at meanwhile."""
+SECOND_LOOK_AT_GROUP = "compute instanceGroupManagers.listManagedInstances 2"
 
 
 def while_a_group_is_given_back(requests: list[str]) -> list[str]:
