@@ -148,7 +148,8 @@ def _count_request(before: str | None, log: int, number: int, life: Path | None)
             seen[kind] += 1
             request = f"{kind} {seen[kind]}"
             if request == before:
-                os.kill(os.getpid(), number)
+                # to this thread: another one that is to stop all first has to run, and this one would go on meanwhile
+                signal.pthread_kill(threading.get_ident(), number)
             os.write(log, f"{request}\n".encode())
             if file is not None and not READS.search(kind) and "lease" not in kind:
                 with file.open("a") as out:
