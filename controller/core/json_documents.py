@@ -6,13 +6,14 @@ Keys on disk are fixed, Python names are not.
 import fcntl
 import json
 import os
+import time
 import typing
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin
+from typing import IO, Any, ClassVar, Self, get_args, get_origin
 
 from conf.formats import FORMAT, format_problem
 from conf.strict_json import dumps, restored
@@ -104,6 +105,24 @@ def load_json(content: str | bytes, where: str) -> Any:
         raise DamagedRecordError(f"{where} is damaged: no JSON ({error})") from None
 
 
+LOCK_SECONDS = 0.05
+"""How long a file of the state folder is waited for. An append takes far less, unless its process is stopped."""
+
+
+def try_lock(file: IO[bytes]) -> bool:
+    """Lock a file against other processes until it is closed; return whether that was possible within LOCK_SECONDS."""
+    late = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= late:
+                return False
+            time.sleep(LOCK_SECONDS / 10)
+        else:
+            return True
+
+
 def append_lines(file: Path, text: str) -> None:
     """Append whole lines; a line that was cut short by a crash is left on its own. An OSError names the file."""
     if not text:
@@ -111,7 +130,7 @@ def append_lines(file: Path, text: str) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with file.open("a+b") as out:
-            fcntl.flock(out, fcntl.LOCK_EX)  # controllers of several runs append at the same time
+            try_lock(out)  # controllers of several runs append at the same time; unlocked, it is one write at the end
             if out.seek(0, os.SEEK_END):
                 out.seek(-1, os.SEEK_END)
                 text = text if out.read() == b"\n" else f"\n{text}"

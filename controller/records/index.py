@@ -10,7 +10,6 @@ started.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from controller.core.json_documents import (
     format_problem,
     has_format,
     load,
+    try_lock,
     type_problem,
 )
 
@@ -108,7 +108,8 @@ def load_rows(state: Path, left_out: list[LeftOut] | None = None) -> list[RunRow
 def mend(state: Path) -> None:
     """Blank out the lines that are rows of no Slipway, in place: other processes may be about to append."""
     with index_file(state).open("r+b") as table:
-        fcntl.flock(table, fcntl.LOCK_EX)
+        if not try_lock(table):
+            return
         start = 0
         for line in table.read().split(b"\n"):
             row = _parse_row(line, 0) if line.strip() else None

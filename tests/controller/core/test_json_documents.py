@@ -1,6 +1,7 @@
 """What the controller keeps in the bucket and on this machine, against golden files; and memory that is given back."""
 
 import ctypes
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from conf.formats import FORMAT, POD_VARIABLE, format_problem
 from controller.agent import fs as agent_formats
 from controller.config.run_yaml import render
 from controller.core.events import Event
-from controller.core.json_documents import FormatError, checked, has_format
+from controller.core.json_documents import FormatError, append_lines, checked, has_format
 from controller.core.this_process import INTERVAL_SECONDS, FreedMemory
 from controller.gcp.folder_store import ObjectMetadata
 from controller.lease_store import LeaseRecord, ReleaseRequest
@@ -91,6 +92,19 @@ def test_the_record_and_its_row(tmp_path: Path) -> None:
     before = index.index_file(tmp_path).read_bytes()
     index.mend(tmp_path)
     assert index.index_file(tmp_path).read_bytes() == before, "a later slipway of this machine reads it"
+
+
+def test_a_stopped_process_amid_an_append_holds_up_nobody(tmp_path: Path) -> None:
+    """It keeps its lock for as long as it is stopped: by Ctrl-Z, or by a debugger."""
+    table = index.index_file(tmp_path)
+    append_lines(table, "[]\n")
+    with table.open("ab") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        append_lines(table, '{"a": 1}\n')
+        index.mend(tmp_path)
+        assert table.read_text() == '[]\n{"a": 1}\n'
+    index.mend(tmp_path)
+    assert "a" not in table.read_text()
 
 
 def test_run_yaml() -> None:
