@@ -259,6 +259,8 @@ class CheckpointManager:
             raise _classify_error(error) from error
         if problem := format_problem(content, f"dir: the checkpoint of step {step}"):
             raise RunFileError(problem)
+        if not isinstance(content.get("checksums"), dict) or "position" not in content:
+            raise BrokenCheckpointError("position is not what was saved")
         for name, shape in _shapes(abstract).items():
             if saved.get(name) != shape:
                 raise RunFileError(

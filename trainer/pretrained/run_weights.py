@@ -154,7 +154,7 @@ def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:
 
 def _checksums(folder: epath.Path) -> dict[str, int]:
     with damage_named(folder, "the checkpoint"):
-        return ocp.JsonCheckpointHandler().restore(folder / "position")["checksums"]
+        return dict(ocp.JsonCheckpointHandler().restore(folder / "position")["checksums"])
 
 
 def _read_leaf(folder: epath.Path, names: list[str]) -> np.ndarray:

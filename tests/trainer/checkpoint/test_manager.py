@@ -245,6 +245,17 @@ def alter(folder, step: int) -> None:
     file.write_text(json.dumps(content))
 
 
+@pytest.mark.parametrize("change", [{"checksums": None}, {"checksums": []}, {"checksums": ...}, {"position": ...}])
+def test_a_position_that_lacks_what_was_saved_is_that_of_a_broken_checkpoint(tmp_path, state, caplog, change):
+    written(tmp_path, 2, state, 2, 4)
+    file = tmp_path / "checkpoints/4/position/metadata"
+    content = json.loads(file.read_text()) | change
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
+    with CheckpointManager(str(tmp_path), kept(2)) as read:
+        assert read.restore_latest(abstract()).step == 2
+    assert "checkpoint of step 4 is broken, skipping it: worker 0: position is not what was saved" in caplog.messages
+
+
 def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_path, state, caplog):
     written(tmp_path, 2, state, 2, 4, 6)
     alter(tmp_path, 6)

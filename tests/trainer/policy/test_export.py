@@ -170,12 +170,13 @@ def test_the_average_is_what_leaves(lm_run: dict[str, Any], make_checkpoint: Mak
     ("spoil", "words"),
     [
         (lambda c: shutil.rmtree(c / "state" / "d"), "the checkpoint is incomplete or damaged"),
+        (lambda c: (c / "position/metadata").write_text('{"checksums": null}'), "the checkpoint is incomplete or"),
         (lambda c: (c.parents[1] / "run.yaml").unlink(), "run.yaml is missing, which says of what model it is"),
         (lambda c: (c.parents[1] / "run.yaml").write_text("- 1"), "not the run.yaml of a run of the bundled trainer"),
         (lambda c: rewrite_run_file(c, lambda raw: raw["model"].update(dim=64)), r"embedding is \(256, 32\) in the ch"),
         (lambda c: rewrite_run_file(c, lambda raw: raw["model"].pop("dim")), r"model\.dim: Field required; was it"),
     ],
-    ids=["files gone", "no run.yaml", "other run.yaml", "other sizes", "other version"],
+    ids=["files gone", "no checksums", "no run.yaml", "other run.yaml", "other sizes", "other version"],
 )
 def test_what_is_wrong_with_a_checkpoint_is_one_line(
     spoil: Any, words: str, lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint
