@@ -31,6 +31,7 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 """Seconds before a refused deletion is retried."""
 SAVE_SECONDS = 60.0
 """Interval at which the seconds that are left are saved, for a reboot."""
+REFUSED_FILE = "watchdog-refused.json"
 
 
 def set_watchdog(
@@ -69,6 +70,7 @@ def set_watchdog(
     }
     with locked("watchdog"):
         write_json(_limits_file(), order)
+        (agent_root() / REFUSED_FILE).unlink(missing_ok=True)  # of older orders
         _spawn_if_dead(order["agent"])
     return {**watchdog_state(), "allowed": _may_delete(projects_api, project, delete_permission)}
 
@@ -78,7 +80,7 @@ def watchdog_state() -> WatchdogState:
     if order is None or not _is_running(Path(sys.argv[0]).name):
         return {"running": False, "idle_seconds": None, "seconds_left": None, "refused": None}
     left = None if order["until"] is None else order["until"] - boot_time()
-    refused = (read_json(agent_root() / "watchdog-refused.json") or {"error": None})["error"]
+    refused = (read_json(agent_root() / REFUSED_FILE) or {"error": None})["error"]
     return {"running": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
 
 
@@ -124,7 +126,7 @@ def _save_seconds_left(order: dict[str, Any], now: float) -> None:
 
 def _note_refusal(refused: str | None) -> None:
     with suppress(OSError):  # a full disk must not end the watchdog
-        write_json(agent_root() / "watchdog-refused.json", {"error": refused})
+        write_json(agent_root() / REFUSED_FILE, {"error": refused})
     if refused:
         print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
 

@@ -168,6 +168,7 @@ def test_a_refusal_is_on_record(worker: AgentWorker, apis: Asked) -> None:
     worker.call("set_watchdog", **order(apis, seconds_left=0.0))
     refused = wait_for(lambda: worker.call("watchdog_state")["refused"])
     assert refused.startswith("HTTP 403")
+    assert worker.call("set_watchdog", **order(apis, seconds_left=3600.0))["refused"] is None, "these are new orders"
 
 
 def test_when_it_is_time() -> None:
