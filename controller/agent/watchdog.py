@@ -31,7 +31,7 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 """Seconds before a refused deletion is retried."""
 SAVE_SECONDS = 60.0
 """Interval at which the seconds that are left are saved, for a reboot."""
-REFUSED_FILE = "watchdog-refused.json"
+LIMITS_FILE, PID_FILE, REFUSED_FILE = "watchdog.json", "watchdog-pid.json", "watchdog-refused.json"
 
 
 def set_watchdog(
@@ -69,18 +69,18 @@ def set_watchdog(
         "agent": Path(sys.argv[0]).name,
     }
     with locked("watchdog"):
-        write_json(_limits_file(), order)
+        write_json(agent_root() / LIMITS_FILE, order)
         (agent_root() / REFUSED_FILE).unlink(missing_ok=True)  # of older orders
         _spawn_if_dead(order["agent"])
     return {**watchdog_state(), "allowed": _may_delete(projects_api, project, delete_permission)}
 
 
 def watchdog_state() -> WatchdogState:
-    order = read_json(_limits_file())
+    order = _read(LIMITS_FILE)
     if order is None or not _is_running(Path(sys.argv[0]).name):
         return {"running": False, "idle_seconds": None, "seconds_left": None, "refused": None}
     left = None if order["until"] is None else order["until"] - boot_time()
-    refused = (read_json(agent_root() / REFUSED_FILE) or {"error": None})["error"]
+    refused = (_read(REFUSED_FILE) or {"error": None})["error"]
     return {"running": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
 
 
@@ -91,7 +91,7 @@ def keep_watchdog() -> None:
     """
     try:
         with locked("watchdog"):
-            order = read_json(_limits_file())
+            order = _read(LIMITS_FILE)
             if order and order.get("boot_id") == boot_id():
                 _spawn_if_dead(order["agent"])
     except (AgentError, OSError, ValueError, KeyError) as error:
@@ -101,7 +101,7 @@ def keep_watchdog() -> None:
 def run_watchdog() -> None:
     """Run the watchdog loop, in the process that `set_watchdog` spawns: check periodically, delete the pod when due."""
     mine, used, saved = Path(sys.argv[0]).name, boot_time(), boot_time()
-    while (order := read_json(_limits_file())) and order["agent"] == mine and order["boot_id"] == boot_id():
+    while (order := _read(LIMITS_FILE)) and order["agent"] == mine and order["boot_id"] == boot_id():
         now = boot_time()
         write_heartbeat()
         if now - saved >= SAVE_SECONDS:
@@ -120,8 +120,8 @@ def run_watchdog() -> None:
 def _save_seconds_left(order: dict[str, Any], now: float) -> None:
     """Save what is left for the next boot, unless there are new orders; a full disk keeps the older number."""
     with suppress(OSError), locked("watchdog"):
-        if order["until"] is not None and read_json(_limits_file()) == order:
-            write_json(_limits_file(), {**order, "seconds_left": max(0.0, order["until"] - now)})
+        if order["until"] is not None and _read(LIMITS_FILE) == order:
+            write_json(agent_root() / LIMITS_FILE, {**order, "seconds_left": max(0.0, order["until"] - now)})
 
 
 def _note_refusal(refused: str | None) -> None:
@@ -158,13 +158,17 @@ def ssh_sessions(proc: Path) -> list[str]:
     return found
 
 
-def _limits_file() -> Path:
-    return agent_root() / "watchdog.json"
+def _read(name: str) -> Any:
+    """Return what one of the watchdog's files holds; None without one, or if it is damaged: new orders replace it."""
+    try:
+        return read_json(agent_root() / name)
+    except (AgentError, ValueError):
+        return None
 
 
 def _is_running(agent: str) -> bool:
     """Return whether a watchdog of this version of the agent has been running since this boot."""
-    who = read_json(agent_root() / "watchdog-pid.json")
+    who = _read(PID_FILE)
     return bool(who and who["boot_id"] == boot_id() and who["agent"] == agent and is_alive(who))
 
 
@@ -178,7 +182,7 @@ def _spawn_if_dead(agent: str) -> None:
     with (agent_root() / "watchdog.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     who = {"pid": process.pid, "start_time": start_time(process.pid)}
-    write_json(agent_root() / "watchdog-pid.json", {**who, "boot_id": boot_id(), "agent": agent})
+    write_json(agent_root() / PID_FILE, {**who, "boot_id": boot_id(), "agent": agent})
 
 
 def _delete_pod(order: dict[str, Any], why: str) -> str | None:

@@ -148,6 +148,15 @@ def test_damaged_orders_end_no_supervisor(text: str, worker: AgentWorker, monkey
     keep_watchdog()
 
 
+@pytest.mark.parametrize("name", ["watchdog.json", "watchdog-pid.json"])
+def test_a_damaged_file_looks_like_a_dead_one_which_new_orders_start(
+    name: str, worker: AgentWorker, apis: Asked
+) -> None:
+    (worker.root / name).write_text("{")
+    assert worker.call("watchdog_state")["running"] is False
+    assert worker.call("set_watchdog", **order(apis, idle_seconds=3600.0))["running"] is True
+
+
 @pytest.mark.parametrize("off", [7200.0, -7200.0])
 def test_a_wrong_clock_ends_nothing_and_prolongs_nothing(off: float, worker: AgentWorker, apis: Asked) -> None:
     clock = worker.home / "clock"
