@@ -7,6 +7,7 @@ from controller.agent.protocol import WATCHDOG_STATE
 from controller.agent.watchdog_protocol import WatchdogState
 from controller.context import Context
 from controller.core.errors import LeaseLostError, SlipwayError
+from controller.core.this_process import InterruptedSleepError
 from controller.lease import LeaseHeldError
 from controller.resources.pod.node import Node
 from controller.ssh.fleet import Fleet
@@ -44,7 +45,7 @@ class WatchdogWatch:
     def _ask(self) -> None:
         try:
             [answer] = self._fleet.call_all(WATCHDOG_STATE, {}, workers=[0])
-        except SlipwayError:
+        except (SlipwayError, InterruptedSleepError):  # an interrupt ends the run in the thread that follows it
             return
         self._state = answer if isinstance(answer, dict) else None
 
