@@ -58,16 +58,18 @@ class BudgetDeadline:
         self._grace = 0.0 if left is None else min(GRACE_SECONDS, left / 10)
         self._order(left)
 
-    def send_again(self) -> None:
-        """Start a watchdog that has died again, with what is left; not once the budget is spent, as below.
+    def send_again(self) -> bool:
+        """Start a watchdog that has died again, with what is left; return False once the budget is spent, as below.
 
         Raises:
             LeaseLostError: another controller has the pod.
         """
         left = self._seconds_left()
-        if left != 0.0:
-            self._context.before_pod_write()
-            self._order(left)
+        if left == 0.0:
+            return False
+        self._context.before_pod_write()
+        self._order(left)
+        return True
 
     def send_if_due(self) -> None:
         """Tell the watchdog again, if it is time and the deadline has moved away.

@@ -19,8 +19,8 @@ LOOK_SECONDS = 30.0
 class WatchdogWatch:
     """Asks worker 0 in a thread of its own, so that a worker that does not answer holds up nothing."""
 
-    def __init__(self, context: Context, node: Node, fleet: Fleet, start_again: Callable[[], object]) -> None:
-        """Prepare it; `start_again` starts the watchdog with its limits, and raises SlipwayError if it cannot."""
+    def __init__(self, context: Context, node: Node, fleet: Fleet, start_again: Callable[[], bool]) -> None:
+        """Prepare it; `start_again` starts the watchdog unless its time is up, and raises SlipwayError if it cannot."""
         self._context, self._node, self._fleet, self._start_again = context, node, fleet, start_again
         self._is_due = context.clock.deadline(LOOK_SECONDS)
         self._look: threading.Thread | None = None
@@ -59,14 +59,15 @@ class WatchdogWatch:
 
     def _restart(self) -> None:
         try:
-            self._start_again()
+            started = self._start_again()
         except (LeaseHeldError, LeaseLostError):
             raise
         except SlipwayError as error:
             why = "only this controller ends the pod at its limit"
             self._say(f"warning: the pod's watchdog has died, and {why}: it does not start again: {error}")
             return
-        self._context.events.note(self._node.id, "warning: the pod's watchdog had died; it is started again")
+        if started:
+            self._context.events.note(self._node.id, "warning: the pod's watchdog had died; it is started again")
 
     def _say(self, message: str) -> None:
         if message != self._said:

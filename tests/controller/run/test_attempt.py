@@ -261,11 +261,11 @@ def test_the_limit_is_on_record_for_orphans_and_no_error_of_the_bucket_ends_the_
         raise GoogleError("storage objects.insert", 503, "UNAVAILABLE", "no")
 
     monkeypatch.setattr(attempt, "write_limit", refuse)
-    run.deadline.send_again()
+    assert run.deadline.send_again()
     assert len(run.orders) == 2
     assert "`slipway orphans` does not know the pod's limit" in run.notes[-1]
     run.hours = 0.0
-    run.deadline.send_again()
+    assert not run.deadline.send_again()
     assert len(run.orders) == 2, "the controller ends the run"
 
 

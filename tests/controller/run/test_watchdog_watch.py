@@ -22,7 +22,7 @@ SILENT = WorkerError(0, "10.0.0.2", "timeout", "no route")
 class Watched:
     """A pod whose worker 0 gives these answers, one for each look; the last one for ever."""
 
-    def __init__(self, *answers: Any, start: Callable[[], object] | None = None) -> None:
+    def __init__(self, *answers: Any, start: Callable[[], bool] | None = None) -> None:
         self.answers, self.notes, self.started = [*answers], list[str](), 0
         self.clock = ManualClock()
         context = make_context(None, clock=self.clock, notes=self.notes)
@@ -33,8 +33,9 @@ class Watched:
     def answer(self) -> Any:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def start(self) -> None:
+    def start(self) -> bool:
         self.started += 1
+        return True
 
     def pass_seconds(self, seconds: int) -> None:
         """Tick each second; a look takes no time."""
@@ -71,7 +72,7 @@ def test_what_lasts_is_said_once(answer: Any, said: str) -> None:
 def test_one_that_does_not_start_is_said_once_and_tried_again() -> None:
     tried = list[int]()
 
-    def fail() -> None:
+    def fail() -> bool:
         tried.append(1)
         raise SILENT
 
@@ -83,11 +84,17 @@ def test_one_that_does_not_start_is_said_once_and_tried_again() -> None:
 
 
 def test_another_controller_looks_after_it() -> None:
-    def lost() -> None:
+    def lost() -> bool:
         raise LeaseLostError("taken over")
 
     with pytest.raises(LeaseLostError):
         Watched(DEAD, start=lost).pass_seconds(100)
+
+
+def test_one_whose_time_is_up_is_not_said_to_be_started() -> None:
+    pod = Watched(DEAD, start=lambda: False)
+    pod.pass_seconds(300)
+    assert pod.notes == []
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
