@@ -165,7 +165,7 @@ class Compute(Service):
             if f"/{collection.plural}/" in path and not hidden:
                 shown = self._render(collection, path, resource)
                 items.setdefault(scope, {}).setdefault(collection.plural, []).append(shown)
-        told = {spec["place"]: spec["told"] for spec in self.faults.shown("unreachable")}
+        told = {spec["place"]: spec["told"] for spec in self.faults.standing("unreachable")}
         for scope in (scope for scope, listed in items.items() if not listed):
             code = "UNREACHABLE" if told.get(scope.rpartition("/")[2]) == "warning" else "NO_RESULTS_ON_PAGE"
             about = {

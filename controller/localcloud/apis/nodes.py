@@ -205,7 +205,7 @@ class Nodes(Service):
     def _shown(self, node: Document) -> Document:
         """Return a node as the API shows it, with the names of what it has as a fault wants them."""
         shown, location = render_node(node), node["name"].partition("/nodes/")[0]
-        for spec in self.faults.shown("echo"):
+        for spec in self.faults.standing("echo"):
             match spec["form"]:
                 case "absent":
                     shown = {key: shown[key] for key in shown if key not in ("runtimeVersion", "networkConfig")}
@@ -221,7 +221,7 @@ class Nodes(Service):
         found = self.store.items(kind, location[:-1] if location.endswith("/-") else f"{location}/{plural}/")
         shown = [render(item) for name, item in found if not self.faults.hides(name.split("/")[3], item["createTime"])]
         asked = location.rpartition("/")[2]
-        told = [spec["place"] for spec in self.faults.shown("unreachable") if asked in ("-", spec["place"])]
+        told = [spec["place"] for spec in self.faults.standing("unreachable") if asked in ("-", spec["place"])]
         where = [f"projects/{PROJECT}/locations/{place}" for place in told if place in self.catalog.zones]
         return paginate(call, shown) | ({"unreachable": where} if where else {})
 

@@ -140,16 +140,11 @@ class Faults:
                 return fault["spec"]
         return None
 
-    def shown(self, kind: str) -> list[Document]:
-        """Return the specs of the faults of this kind that change what answers show at the moment."""
-        return [fault["spec"] for _, fault in self._active(kind)]
-
     def hides(self, place: str, created: str) -> bool:
         """Return whether lists leave out what is in a zone or region and was made at that time, in RFC 3339."""
-        lag = max((spec["seconds"] for spec in self.shown("lagging_lists")), default=0.0)
-        return created > timestamp(time.time() - lag) or any(
-            spec["place"] == place for spec in self.shown("unreachable")
-        )
+        if any(spec["place"] == place for spec in self.standing("unreachable")):
+            return True
+        return any(created > timestamp(time.time() - spec["seconds"]) for spec in self.standing("lagging_lists"))
 
     def worker_without_chip(self) -> int | None:
         """Return the worker of the next node that boots without one of its chips, or None."""

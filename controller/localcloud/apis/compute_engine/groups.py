@@ -254,7 +254,7 @@ class Groups(Service):
         return {
             "isStable": found["phase"] in _SETTLED,
             "bulkInstanceOperation": bulk,
-            **({} if self.faults.shown("topology_hidden") else {"appliedAcceleratorTopologies": [topology]}),
+            **({} if self.faults.standing("topology_hidden") else {"appliedAcceleratorTopologies": [topology]}),
             "currentInstanceStatuses": dict(statuses),
         }
 
