@@ -63,8 +63,8 @@ class WatchdogWatch:
         except (LeaseHeldError, LeaseLostError):
             raise
         except SlipwayError as error:
-            why = "only this controller ends the pod at its limit"
-            self._say(f"warning: the pod's watchdog has died, and {why}: it does not start again: {error}")
+            rest = "only this controller, and the dead man's switch if the pod has one, end the pod at its limit"
+            self._say(f"warning: the pod's watchdog has died and does not start again, so {rest}: {error}")
             return
         if started:
             self._context.events.note(self._node.id, "warning: the pod's watchdog had died; it is started again")

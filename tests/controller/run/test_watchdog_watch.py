@@ -80,7 +80,8 @@ def test_one_that_does_not_start_is_said_once_and_tried_again() -> None:
     pod.pass_seconds(300)
     assert len(tried) > 4
     [note] = pod.notes
-    assert "has died, and only this controller ends the pod at its limit" in note
+    assert "has died and does not start again, so only this controller, and the dead man's switch" in note
+    assert note.endswith(f": {SILENT}")
 
 
 def test_another_controller_looks_after_it() -> None:
