@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY AUTOINCREMENT, body
 def database_problem(state: Path, error: sqlite3.DatabaseError) -> str:
     """Say what is wrong with the state of the cloud, and what mends it."""
     what = f"run.state_dir: {state / 'state.db'} cannot be used: {error}"
-    if isinstance(error, sqlite3.OperationalError):  # of a full or read-only disk
+    if type(error) is not sqlite3.DatabaseError:  # a full or read-only disk, or a bug; damage has no class of its own
         return what
     return f"{what}. It is damaged: `slipway localcloud wipe` deletes this emulated cloud, which ends what runs in it"
 

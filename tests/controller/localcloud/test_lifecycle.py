@@ -15,6 +15,7 @@ import pytest
 
 from controller.localcloud import lifecycle
 from controller.localcloud.__main__ import main as localcloud
+from controller.localcloud.store import database_problem
 from tests.controller.localcloud.apis.test_buckets import QUANTUM, Bucket
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, run_localcloud, wait_for
 
@@ -162,6 +163,11 @@ def test_a_damaged_state_is_one_line_that_says_what_mends_it(damage: str, tmp_pa
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith(f"run.state_dir: {file} cannot be used: ")
     assert ("`slipway localcloud wipe`" in done.stderr) == (damage != "other")
+
+
+@pytest.mark.parametrize("kind", [sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.IntegrityError])
+def test_nobody_is_told_to_delete_a_state_that_is_not_damaged(kind: type[sqlite3.DatabaseError]) -> None:
+    assert database_problem(Path("state"), kind("no")) == "run.state_dir: state/state.db cannot be used: no"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"url": 5}', '{"url": "http://127.0.0.1:1/"}'])
