@@ -57,7 +57,7 @@ def boot_time() -> float:
 
 
 def write_heartbeat() -> None:
-    """Tell the dead man's switch of the pod (`controller/resources/pod/dead_mans_switch.py`) that it is in use.
+    """Tell the dead man's switch of the pod (`controller/resources/dead_mans_switch.py`) that it is in use.
 
     The file's time is that of this boot: a time of day that stands still, or was set back, would look like silence.
     """

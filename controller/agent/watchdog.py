@@ -1,7 +1,7 @@
 """Watchdog: deletes the pod from inside when it is idle or its time is up, even if every controller is gone.
 
 It is watched in turn: the supervisor of a program starts it again, and the dead man's switch of the pod
-(`controller/resources/pod/dead_mans_switch.py`) reads the same limits and enforces them a moment later. Its heartbeat
+(`controller/resources/dead_mans_switch.py`) reads the same limits and enforces them a moment later. Its heartbeat
 tells the switch that it lives. Limits are times of this boot, which a wrong clock does not move; after a reboot the
 seconds that were left count from there.
 

@@ -26,7 +26,7 @@ from controller.resources.machines import active_runs
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import plane_of, project_slices
 from controller.resources.pod.provisioner import SliceStatus
-from controller.resources.pod.slice_requests import hidden_place
+from controller.resources.pod.slices import hidden_place
 from controller.resources.vpc import ComputeResource
 from controller.run.driven_here import end_starting, is_driven_here, run_lock
 from controller.run.session import Session

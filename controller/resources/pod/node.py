@@ -32,7 +32,7 @@ from controller.resources.pod.provisioner import (
 )
 from controller.resources.pod.refusals import adopted_differs, classify, nothing_to_adopt, wrong_worker_count
 from controller.resources.pod.search import CapacitySearch
-from controller.resources.pod.slice_requests import Slices, differs_where_known, hidden_place
+from controller.resources.pod.slices import Slices, differs_where_known, hidden_place
 from controller.ssh.fleet import Fleet, SshTarget
 from controller.ssh.login import WorkerVms
 

@@ -19,7 +19,7 @@ from controller.context import Context
 from controller.gcp.answers import LABEL, delete_when_ready, is_labelled, wait_compute
 from controller.gcp.google_errors import ExistsError, NotFoundError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
-from controller.resources.pod import dead_mans_switch
+from controller.resources import dead_mans_switch
 
 STARTUP_SCRIPT = "startup-script"
 """Key of the node's metadata."""

@@ -30,7 +30,8 @@ from controller.resources.pod.capacity_log import (
 from controller.resources.pod.planes import label_places, plane_of, waits_in_queue
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import HINTS, RULES_OUT_PLACE, Refusal
-from controller.resources.pod.slice_requests import Answer, Ask, Slices, hidden_place
+from controller.resources.pod.slice_requests import Answer, Ask
+from controller.resources.pod.slices import Slices, hidden_place
 
 MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""

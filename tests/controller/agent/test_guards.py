@@ -17,7 +17,7 @@ import pytest
 
 from controller.agent import fs, supervisor, watchdog
 from controller.agent.fs import locked, write_json
-from controller.resources.pod import dead_mans_switch
+from controller.resources import dead_mans_switch
 
 CREATED, REACHED, BUDGET, SAVED, RECORDED = -200.0, -160.0, 600.0, 640.0, 655.0
 """When the VM boots, when SSH answers, when the controller ends the program, which was launched at 0, when the program

@@ -17,11 +17,11 @@ import pytest
 from controller.context import Context
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.answers import parse_timestamp
+from controller.resources.dead_mans_switch import NEVER, delete_pod, last_sign, read_limits, watch
 from controller.resources.pod import tpu_nodes
-from controller.resources.pod.dead_mans_switch import NEVER, delete_pod, last_sign, read_limits, watch
 from controller.resources.pod.planes import waits_in_queue
 from controller.resources.pod.provisioner import Place, SliceSpec, mount_part, startup_script, switch_part
-from controller.resources.pod.slice_requests import Slices
+from controller.resources.pod.slices import Slices
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 

@@ -11,7 +11,7 @@ from controller.gcp.google_errors import GoogleError
 from controller.reconcile import Absent, Diff, Pending
 from controller.resources.pod.planes import PLANES
 from controller.resources.pod.provisioner import NOT_OBSERVED, PodStatus, SliceStatus
-from controller.resources.pod.slice_requests import hidden_place
+from controller.resources.pod.slices import hidden_place
 from controller.resources.pod.tpu_nodes import parse_node
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject

@@ -25,7 +25,7 @@ from controller.resources.pod.plane import PlaneMethods
 from controller.resources.pod.planes import PLANES, plane_of
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.resources.pod.refusals import PlaneAdvice
-from controller.resources.pod.slice_requests import Slices
+from controller.resources.pod.slices import Slices
 from tests.composed import config_of
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
@@ -202,7 +202,7 @@ def test_a_request_of_another_tier_that_a_killed_search_left_is_not_the_pod(
     If its tier shows only once it is READY, it is replaced then.
     """
     if not is_known:
-        monkeypatch.setattr("controller.resources.pod.slice_requests.REQUESTED_FIELDS", frozenset())
+        monkeypatch.setattr("controller.resources.pod.slices.REQUESTED_FIELDS", frozenset())
     before = pod(project, *AUTO, *GROUP, "tpu.capacity=on_demand")
     made = pod(project, *AUTO, *GROUP)
     other = next(name for name in PLANES if name != held)

@@ -26,7 +26,7 @@ from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.provisioner import Endpoint, Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.search import ALONE_POLLS, MAX_INTERNAL_ERRORS, CapacitySearch
-from controller.resources.pod.slice_requests import Slices
+from controller.resources.pod.slices import Slices
 from tests.fakes.clock import NEVER, ManualClock
 from tests.fakes.context import make_context
 from tests.fakes.google import KilledError
