@@ -211,20 +211,7 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         state=(TIDY_STATE,) * workers,
         depends_on=(f"{SshAccess.kind}/{node.name}",),
     )
-    packages, python, requirements = config.env.packages, config.env.python, run.requirements.text
-    wheels = run.wheels.id if run.wheels else None
-    venv = Venv(
-        name=fingerprint(packages, python, requirements, config.program, wheels),
-        node=node.id,
-        packages=packages,
-        python=python,
-        requirements=requirements,
-        bucket=code.bucket,
-        vault=run.vault,
-        wheels=wheels,
-        intact=(True,) * workers,
-        depends_on=(tidied.id, *((wheels,) if wheels else ())),
-    )
+    venv = _venv(run, tidied.id)
     asks: ObserveRequest = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
     if needs_chips:
         asks["chips"] = True
@@ -282,6 +269,23 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         yield prepared
         ready = [prepared.id]
     yield _device_probe(config, node, venv, ready)
+
+
+def _venv(run: WorkerInputs, tidied: str) -> Venv:
+    env, requirements = with_own_python(run.config).env, run.requirements.text
+    wheels = run.wheels.id if run.wheels else None
+    return Venv(
+        name=fingerprint(env.packages, env.python, requirements, run.config.program, wheels),
+        node=run.node.id,
+        packages=env.packages,
+        python=env.python,
+        requirements=requirements,
+        bucket=run.code.bucket,
+        vault=run.vault,
+        wheels=wheels,
+        intact=(True,) * run.node.spec.workers,
+        depends_on=(tidied, *((wheels,) if wheels else ())),
+    )
 
 
 def _device_probe(config: Config, node: Node, venv: Venv, depends_on: Sequence[str]) -> DeviceProbe:
