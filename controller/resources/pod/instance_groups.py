@@ -6,6 +6,7 @@ policy is made first and deleted last: as long as it exists, a pod is GONE, and 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from controller.context import Context
 from controller.gcp.answers import OPERATION_SECONDS, Caller, delete_when_ready, leaf, poll_compute, wait_compute
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, ExistsError, GoogleError, NotFoundError
-from controller.resources.deletions import delete_slice
+from controller.resources.deletions import DeletionPendingError, delete_slice
 from controller.resources.pod.instance_bodies import (
     MAX_PREFIX,
     MAX_VALID_SECONDS,
@@ -117,7 +118,8 @@ class GroupProvisioner:
             raise
         except GoogleError as error:
             if not error.is_transient:
-                self.delete(context, name, place.zone)
+                with suppress(DeletionPendingError):  # it is on record, and the refusal counts
+                    self.delete(context, name, place.zone)
             raise
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:

@@ -13,6 +13,7 @@ from controller.cleanup.orphans import billed_items, delete
 from controller.core.errors import CloudError
 from controller.gcp.answers import delete_when_ready
 from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.resources import deletions
 from controller.resources.pod.compute_engine import ComputeEngine
 from controller.resources.pod.instance_groups import InstanceVms, change
 from controller.resources.pod.plane import Leftover
@@ -93,6 +94,32 @@ def test_a_refused_group_leaves_nothing(project: EmulatedProject, monkeypatch: p
     monkeypatch.setattr(project.context.google, "change_pod", change_pod)
     with pytest.raises(CloudError, match="The URL is malformed"):
         made.up()
+    assert parts(made) == []
+
+
+def test_a_refusal_is_told_although_its_group_cannot_be_deleted_yet(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search goes on; the next verb deletes the group."""
+    made, send = pod(project, *GROUP), project.context.google.change_pod
+    monkeypatch.setattr(deletions, "DELETE_SECONDS", 0.0)
+    monkeypatch.setattr(deletions, "PROVISIONING_SECONDS", 0.0)
+    refusals = {
+        "instanceGroupManagers.resize": GoogleError("resize", 400, "invalid", "The URL is malformed."),
+        "instanceGroupManagers.delete": GoogleError("delete", 400, "resourceNotReady", "It is not ready"),
+    }
+
+    def change_pod(api: str, called: str, **parameters: Any) -> Any:
+        if called in refusals:
+            raise refusals[called]
+        return send(api, called, **parameters)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(project.context.google, "change_pod", change_pod)
+        with pytest.raises(CloudError, match="The URL is malformed"):
+            made.up()
+    assert [one.pod for one in deletions.deletions_here(project.context, [])] == [made.node.name]
+    made.down()
     assert parts(made) == []
 
 
