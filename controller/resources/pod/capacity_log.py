@@ -20,7 +20,15 @@ from pydantic import TypeAdapter
 from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
 from controller.core.errors import SlipwayError
-from controller.core.json_documents import Document, FormatError, dump, has_format, load
+from controller.core.json_documents import (
+    DamagedRecordError,
+    Document,
+    FormatError,
+    dump,
+    has_format,
+    load,
+    type_problem,
+)
 from controller.core.this_process import iso_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.planes import all_planes
@@ -152,19 +160,19 @@ def recorded_echo(context: Context, pod: str, status: SliceStatus) -> dict[str, 
 
     Without it nobody knows whether the slice is another one, and it is not to be deleted for that.
     """
+    if not context.bucket:
+        return {}
     name = _echo_name(pod, status.uid)
     try:
-        found = (
-            load(context.google.download(context.bucket, name), f"gs://{context.bucket}/{name}")
-            if context.bucket
-            else {}
-        )
+        found = load(context.google.download(context.bucket, name), f"gs://{context.bucket}/{name}")
+        if problem := type_problem(found.get("shown"), dict, "shown"):
+            raise DamagedRecordError(f"gs://{context.bucket}/{name} is damaged: {problem}")
     except NotFoundError:
         return {}
     except SlipwayError as error:
         context.events.note(f"node/{pod}", f"cannot see whether it was requested as Google shows it: {error}")
         return dict(status.spec.at(status.place))
-    return found.get("shown", {})
+    return found["shown"]
 
 
 def _record(context: Context, name: str, place: Place, spec: SliceSpec, **about: Any) -> None:

@@ -12,7 +12,6 @@ not end the search as long as the other one answers.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from controller.context import Context
 from controller.core.errors import CloudError, RetriesExhaustedError
@@ -146,12 +145,12 @@ class CapacitySearch:
         context, told = self.context, False
         slices = Slices(self.name, list(dict.fromkeys(place.zone for place in self.places)), self.provisioners)
         file = context.state_dir / "closed_places" / f"{context.project.replace(':', '_')}.json"
-        if context.refused_since and file.is_file():
-            known: Mapping[str, Any] = {}
-            with suppress(OSError, DamagedRecordError, FormatError):  # then they are waited for again
-                known = load(file.read_bytes(), str(file))
+        with suppress(
+            OSError, DamagedRecordError, FormatError, TypeError, ValueError
+        ):  # then they are waited for again
+            known = load(file.read_bytes(), str(file))
             for place in context.refused_since.keys() & known:
-                context.refused_since[place] = float(known[place])
+                context.refused_since[place] = min(context.refused_since[place], float(known[place]))
         while unknown := slices.unknown(context):
             if not told:
                 minutes = f"{PROPAGATION_SECONDS / 60:g} minutes"

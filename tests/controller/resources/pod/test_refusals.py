@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 
 from controller.context import Context
+from controller.core.json_documents import dump
 from controller.gcp.google_errors import GoogleError
 from controller.resources import deletions
 from controller.resources.deletions import PendingDeletion
 from controller.resources.pod import capacity_log, search
 from controller.resources.pod.capacity_log import CapacityEntry, fetch_entries, load_entries, recent_places_first
 from controller.resources.pod.planes import PLANES
-from controller.resources.pod.provisioner import Place
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import HINTS, classify
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import TWO_ZONES, A, B, pod
+from tests.fakes.context import make_context
+from tests.fakes.google import MemoryStorage
 
 
 @pytest.mark.parametrize(
@@ -223,3 +226,20 @@ def test_a_pending_deletion_of_somebody_else_names_no_file_outside_its_folder(pa
         notes: list[str] = []
         assert deletions._parse(json.dumps(ours | {part: text}).encode(), "here", notes) == []
         assert notes == ["here is not a pending deletion written by slipway: it was skipped, and you can delete it"]
+
+
+def test_a_pod_with_a_damaged_record_of_how_google_shows_it_is_taken_as_shown() -> None:
+    """Without the record nobody knows whether it is another pod, and it is not deleted for that."""
+    spec = SliceSpec(
+        workers=1, accelerator_type="v6e-1", runtime_version="r", network="n", external_ip=False, service_account=""
+    )
+    place, notes = Place(A, "spot", "s", "node"), list[str]()
+    status = SliceStatus(spec=spec, place=place, state="READY", uid="1")
+    storage = MemoryStorage(mine={})
+    context = make_context(storage, notes=notes)
+    context.bucket = "mine"
+    assert capacity_log.recorded_echo(context, "pod", status) == {}
+    for shown in (None, "network", ["network"]):
+        storage.buckets["mine"] = {capacity_log._echo_name("pod", "1"): dump({"shown": shown}).encode()}
+        assert capacity_log.recorded_echo(context, "pod", status) == spec.at(place)
+        assert "is damaged: shown is" in notes.pop()

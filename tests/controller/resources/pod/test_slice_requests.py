@@ -395,6 +395,21 @@ def test_nothing_is_asked_for_while_google_does_not_show_a_place(
     assert float(market.log[-1].split()[0]) - begin < PROPAGATION_SECONDS
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 1, "%s": "soon"}', '{"format": 1, "%s": [1]}', '{"format": 1, "%s": 1e999}']
+)
+def test_a_damaged_record_of_closed_places_is_none(market: Market, text: str) -> None:
+    market.queue.outage, market.queue.outage_error = (0.0, NEVER), REFUSED
+    assert Slices("p", ["a-b-c"], market.search().provisioners).find(market.context) is None
+    [place] = market.context.refused_since
+    file = market.context.state_dir / "closed_places" / f"{market.context.project}.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text.replace("%s", place))
+    market.search().run()
+    assert market.asked[-1] == "other asked in a-b-c"
+    assert PROPAGATION_SECONDS <= float(market.log[-1].split()[0]) < 2 * PROPAGATION_SECONDS
+
+
 def test_an_outage_of_the_only_plane_is_no_refusal_of_what_waits_there(market: Market) -> None:
     search = market.search()
     market.queue.waits, market.queue.outage = NEVER, (60, NEVER)
