@@ -109,9 +109,11 @@ class ComputeEngineChecks:
         try:
             context.google.call(API, "images.getFromFamily", project=IMAGE_PROJECT, family=wanted)
         except NotFoundError:
-            severity = "note" if wanted == documented else None
-            listed = f"`gcloud compute images list --project={IMAGE_PROJECT}` lists them"
-            yield Issue(f"Google has no image family {wanted} for TPUs; {listed}, or use null", severity=severity)
+            if wanted == documented:
+                yield Issue(f"Google has no image family {wanted}, the documented one", severity="note")
+            else:
+                listed = f"`gcloud compute images list --project={IMAGE_PROJECT}` lists them"
+                yield Issue(f"Google has no image family {wanted} for TPUs; {listed}, or use null")
 
     def listing(self, config: Config, context: Context) -> Iterator[Issue]:
         zone = config.tpu.zone

@@ -456,6 +456,21 @@ def test_the_documented_image_may_be_missing_from_the_list() -> None:
     assert "lacks v2-alpha-tpuv6e, the documented image" in str(finding)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), "note tpu.runtime_version: Google has no image family ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e, the"),
+        (("tpu.runtime_version=mine",), "error tpu.runtime_version: Google has no image family mine for TPUs; `gcloud"),
+    ],
+)
+def test_an_image_family_that_google_lacks_is_an_error_unless_it_is_the_documented_one(
+    overrides: tuple[str, ...], said: str
+) -> None:
+    missing = {"images.getFromFamily": NotFoundError("images.getFromFamily", 404, "notFound", "no")}
+    found = [line for line in words(missing, *ON_CE, *overrides) if line.startswith("runtime_offered: ")]
+    assert [line.startswith(f"runtime_offered: {said}") for line in found] == [True], found
+
+
 def test_every_zone_is_asked_and_an_adopted_pod_is_not() -> None:
     zones = v6e("tpu.fallback_zones=[us-east5-a]")
     assert [f.key for f in asked(zones, acceleratorTypes=["v6e-1"])] == ["tpu.zone", "tpu.fallback_zones"]
