@@ -76,7 +76,7 @@ def read_all(folder: Path) -> None:
     (folder / "deep.py").write_text(f"x = {'-' * 20_000}1\n")
     files = {"deep.py": folder / "deep.py"}
     refused(modules.DefinitionError, "deep.py", lambda: modules.find_signature("deep:f", files, installed=False))
-    assert capacity_log._parse(NESTED, "here") is None
+    assert capacity_log._parse(NESTED) is None
     notes: list[str] = []
     assert deletions._parse(NESTED.encode(), "here", notes) == []
     assert "here is not a pending deletion written by slipway" in notes[0]

@@ -20,15 +20,7 @@ from pydantic import TypeAdapter
 from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
 from controller.core.errors import SlipwayError
-from controller.core.json_documents import (
-    DamagedRecordError,
-    Document,
-    FormatError,
-    dump,
-    has_format,
-    load,
-    type_problem,
-)
+from controller.core.json_documents import DamagedRecordError, Document, FormatError, dump, load, type_problem
 from controller.core.this_process import iso_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.planes import all_planes
@@ -220,7 +212,7 @@ def fetch_entries(context: Context, bucket: str, since: float) -> list[CapacityE
     try:
         fields = "items(metadata),nextPageToken"
         for item in context.google.list_all("storage", "objects.list", "items", **where, fields=fields):
-            entry = _parse(item.get("metadata", {}).get("entry", ""), f"an object of gs://{bucket}/{PREFIX}")
+            entry = _parse(item.get("metadata", {}).get("entry", ""))
             if entry is not None and (entry.id, entry.ended) not in known:
                 found.append(entry)
     except NotFoundError:
@@ -254,18 +246,17 @@ def _read(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
     file = capacity_file(state)
     found: list[CapacityEntry] = []
     for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
-        if (entry := _parse(line, str(file))) is not None:
+        if (entry := _parse(line)) is not None:
             found.append(entry)
         elif damaged is not None:
             damaged.append(number)
     return found
 
 
-def _parse(text: str | bytes, where: str) -> CapacityEntry | None:
+def _parse(text: str | bytes) -> CapacityEntry | None:
     """Parse a line; None for anything else, such as a line cut short by a crash, or one of a later Slipway."""
     try:
-        body = json.loads(text)
-        return CapacityEntry.from_json(body, where) if has_format(body) else None
+        return CapacityEntry.from_json(json.loads(text))
     except (FormatError, KeyError, TypeError, ValueError, RecursionError):
         return None
 

@@ -322,8 +322,8 @@ class CapacitySearch:
             entries = load_entries(context.state_dir)
             if context.bucket:
                 entries = fetch_entries(context, context.bucket, now - RECENT_SECONDS)
-        except (GoogleError, FormatError) as error:  # without a memory, the order is that of the config
-            context.events.note(self.subject, f"the bucket's record of capacity is not used: {error}")
+        except (GoogleError, OSError) as error:  # without a memory, the order is that of the config
+            context.events.note(self.subject, f"the record of capacity is not used: {error}")
         mine = [entry for entry in entries if entry.project == context.project]
         return recent_places_first(self.places, self._type, mine, now)
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -156,17 +157,22 @@ def test_a_zone_that_granted_a_slice_comes_first_until_it_preempts_it(recorded: 
     made.down()
 
 
-def test_without_the_bucket_the_search_goes_on(recorded: EmulatedProject, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "unread", [GoogleError("storage", 503, "UNAVAILABLE", "no bucket today"), PermissionError(13, "Permission denied")]
+)
+def test_without_its_memory_the_search_goes_on(
+    recorded: EmulatedProject, monkeypatch: pytest.MonkeyPatch, unread: Exception
+) -> None:
     made = pod(recorded, "tpu.provisioner=node", *TWO_ZONES)
 
     def refused(*_: object, **__: object) -> None:
         raise GoogleError("storage", 503, "UNAVAILABLE", "no bucket today")
 
     monkeypatch.setattr(recorded.context.google, "upload", refused)
-    monkeypatch.setattr(search, "fetch_entries", refused)
+    monkeypatch.setattr(search, "fetch_entries", Mock(side_effect=unread))
     made.up()
     assert "the answer is on record on this machine only: " in made.notes
-    assert "the bucket's record of capacity is not used: " in made.notes
+    assert f"the record of capacity is not used: {unread}" in made.notes
     assert [entry.answer for entry in load_entries(recorded.folder)] == ["granted"]
     made.down()
 
