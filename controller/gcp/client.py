@@ -25,11 +25,11 @@ from controller.gcp.google_errors import (
     GoogleError,
     NoCredentialsError,
     NotFoundError,
-    Retries,
     http_error,
     unlisted,
 )
 from controller.gcp.methods import method_of
+from controller.gcp.outages import Retries
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials

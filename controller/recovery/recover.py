@@ -17,7 +17,8 @@ from controller.core.errors import (
     WrongDevicesError,
 )
 from controller.core.text import object_url
-from controller.gcp.google_errors import GoogleError, OutageLimit
+from controller.gcp.google_errors import GoogleError
+from controller.gcp.outages import OutageLimit
 from controller.plan.build import Plan
 from controller.reconcile import Absent, Pending
 from controller.records.ledger import Ledger

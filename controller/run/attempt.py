@@ -8,7 +8,8 @@ from controller.context import Context
 from controller.core.errors import ConfigError, LeaseLostError, SlipwayError, WrongDevicesError
 from controller.core.events import BoardScreen
 from controller.core.text import object_url, plural
-from controller.gcp.google_errors import GoogleError, outlast
+from controller.gcp.google_errors import GoogleError
+from controller.gcp.outages import outlast
 from controller.lease import Lease, LeaseHeldError
 from controller.plan.build import Plan
 from controller.reconcile import reconcile

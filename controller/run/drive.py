@@ -17,7 +17,8 @@ from controller.core.json_documents import DamagedRecordError
 from controller.core.text import object_url
 from controller.core.this_process import InterruptedSleepError
 from controller.emulator import Emulator
-from controller.gcp.google_errors import GoogleError, NotFoundError, outlast, retry_for_minutes, wait_out
+from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.gcp.outages import outlast, retry_for_minutes, wait_out
 from controller.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease_store import LeaseSnapshot
 from controller.plan.build import Plan

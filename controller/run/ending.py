@@ -13,7 +13,8 @@ from conf.strict_json import restored
 from controller.context import Context
 from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.text import object_url
-from controller.gcp.google_errors import GoogleError, outlast, retry_for_minutes
+from controller.gcp.google_errors import GoogleError
+from controller.gcp.outages import outlast, retry_for_minutes
 from controller.lease import Lease
 from controller.plan.build import Plan
 from controller.reconcile import destroy

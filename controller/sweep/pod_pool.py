@@ -20,7 +20,8 @@ from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedErr
 from controller.core.events import Event, Events, confirm
 from controller.core.text import plural, print_wrapped
 from controller.emulator import Emulator
-from controller.gcp.google_errors import GoogleError, wait_out
+from controller.gcp.google_errors import GoogleError
+from controller.gcp.outages import wait_out
 from controller.lease import Lease, LeaseHeldError, ReleaseRequestedError
 from controller.lease_store import LeaseSnapshot
 from controller.reconcile import reconcile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 SIGNS = {"error": "✗", "unknown": "?", "warning": "!", "note": "-", "ok": "✓"}
 """Outcomes, the worst first."""
+ADJECTIVES = frozenset({"unknown", "ok"})
 NO_PROGRAM = frozenset({"command", "complete"})
 """Checks that fail because no program was named."""
 PLAN = "code, data and the Hub's licenses were not checked"
@@ -91,5 +93,6 @@ def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
             lines += [f"{'':<{INDENT}}→ {cure}"] if cure else []
     fine = [row["check"] for row in rows if row["outcome"] == "ok"]
     lines += [f"{SIGNS['ok']} {plural(len(fine), 'check')}: {', '.join(fine)}"] if fine else []
-    counts = [f"{len(found)} {name}" for name in SIGNS if (found := [r for r in rows if r["outcome"] == name])]
+    found = Counter(row["outcome"] for row in rows)
+    counts = [f"{n} {name}" if name in ADJECTIVES else plural(n, name) for name in SIGNS if (n := found[name])]
     return [*lines, "", ", ".join(counts)]

@@ -22,18 +22,8 @@ from controller.gcp import credentials
 from controller.gcp.answers import OperationFailedError, code_name, poll_compute, wait_compute, wait_rpc
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
-from controller.gcp.google_errors import (
-    ATTEMPTS,
-    OUTAGE_PAUSE_SECONDS,
-    OUTAGE_SECONDS,
-    UNREACHABLE,
-    ForbiddenError,
-    GoogleError,
-    NoCredentialsError,
-    Retries,
-    outlast,
-    wait_out,
-)
+from controller.gcp.google_errors import UNREACHABLE, ForbiddenError, GoogleError, NoCredentialsError
+from controller.gcp.outages import ATTEMPTS, OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, Retries, outlast, wait_out
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
 from tests.fakes.clock import ManualClock

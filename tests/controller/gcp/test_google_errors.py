@@ -11,8 +11,6 @@ from googleapiclient.errors import HttpError
 from controller.core.errors import CloudError
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import (
-    ATTEMPTS,
-    OUTAGE_SECONDS,
     RATE_SECONDS,
     UNREACHABLE,
     ConflictError,
@@ -21,10 +19,10 @@ from controller.gcp.google_errors import (
     GoogleError,
     NotFoundError,
     RateLimitError,
-    Retries,
     http_error,
     unlisted,
 )
+from controller.gcp.outages import ATTEMPTS, OUTAGE_SECONDS, Retries
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.records.index import publish_row, row_generation
 from controller.records.ledger import Ledger

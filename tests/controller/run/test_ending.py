@@ -14,7 +14,8 @@ from controller.cleanup import teardown
 from controller.context import Context
 from controller.core.errors import OverBudgetError, ProgramFailedError, WrongDevicesError
 from controller.gcp.folder_store import FolderClient
-from controller.gcp.google_errors import ATTEMPTS, OUTAGE_SECONDS, ForbiddenError, GoogleError, Retries
+from controller.gcp.google_errors import ForbiddenError, GoogleError
+from controller.gcp.outages import ATTEMPTS, OUTAGE_SECONDS, Retries
 from controller.lease import pod_lease
 from controller.records import index
 from controller.records.ledger import Result

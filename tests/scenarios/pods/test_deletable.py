@@ -2,7 +2,7 @@
 
 The table has rows for every kind of resource, and for each later step of a run. A kind without a row fails
 `test_every_kind_of_resource_has_a_row`. Each request is refused in one of three ways, in turns: one place makes errors
-of them (`controller/gcp/google_errors.py`). Commands and objects, which fail on a pod that is there, do so in one life,
+of them (`controller/gcp/outages.py`). Commands and objects, which fail on a pod that is there, do so in one life,
 one after the other, on a new pod each time.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from controller.agent.protocol import Command
-from controller.gcp import google_errors
+from controller.gcp import outages
 from controller.reconcile import Resource
 from controller.run import standby
 from controller.ssh.agent_link import WorkerError
@@ -186,9 +186,9 @@ def nothing_is_billed(slipway: SlipwayCli) -> bool:
 
 def inject(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make the step fail from now on, without pauses between retries; the list fills with the commands refused."""
-    monkeypatch.setattr(google_errors, "_backoff_seconds", lambda state: 0.0)
-    monkeypatch.setattr(google_errors, "OUTAGE_SECONDS", 1.0)
-    monkeypatch.setattr(google_errors, "OUTAGE_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(outages, "_backoff_seconds", lambda state: 0.0)
+    monkeypatch.setattr(outages, "OUTAGE_SECONDS", 1.0)
+    monkeypatch.setattr(outages, "OUTAGE_PAUSE_SECONDS", 0.1)
     struck: list[str] = []
     if row.status is not None:
         spec = refused(row.what, row.status)
