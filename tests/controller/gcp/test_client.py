@@ -1,6 +1,5 @@
-"""What Google refuses for now is asked for again, for a time that is named; what for good is not. Credential files."""
+"""What Google refuses for now is asked for again; what for good is not. Operations, and credential files."""
 
-import gc
 import json
 from collections.abc import Callable
 from http.client import IncompleteRead
@@ -17,13 +16,12 @@ from google.auth.exceptions import RefreshError, TransportError
 from googleapiclient import discovery
 
 from controller.core.errors import CloudError, ConfigError, LeaseLostError
-from controller.core.this_process import Clock
 from controller.gcp import credentials
 from controller.gcp.answers import OperationFailedError, code_name, poll_compute, wait_compute, wait_rpc
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
-from controller.gcp.google_errors import UNREACHABLE, ForbiddenError, GoogleError, NoCredentialsError
-from controller.gcp.outages import ATTEMPTS, OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, Retries, outlast, wait_out
+from controller.gcp.google_errors import GoogleError, NoCredentialsError
+from controller.gcp.outages import ATTEMPTS
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
 from tests.fakes.clock import ManualClock
@@ -239,86 +237,6 @@ def test_no_operation_is_waited_for_for_ever(wait: Callable[[Any, dict[str, Any]
     with pytest.raises(OperationFailedError, match=r"not done after 1200 s$") as late:
         wait(caller, {"name": "op", "status": "RUNNING"})
     assert (late.value.reason, clock.elapsed) == ("DEADLINE_EXCEEDED", pytest.approx(1260, abs=60))
-
-
-def answering(*errors: GoogleError | None) -> Callable[[], str]:
-    """A request with these answers, the last one for ever."""
-    left = list(errors)
-
-    def act() -> str:
-        error = left.pop(0) if left[1:] else left[0]
-        if error is not None:
-            raise error
-        return "the answer"
-
-    return act
-
-
-STORM = GoogleError("storage objects.get", 503, "UNAVAILABLE", "backend error")
-
-
-def test_a_storm_is_waited_out_and_said_once() -> None:
-    clock, said = ManualClock(), list[str]()
-    assert wait_out(clock, answering(STORM, STORM, STORM, None), "gs://b", said.append) == "the answer"
-    assert said == ["gs://b answers 503 UNAVAILABLE; waiting, for at most 10 minutes"]
-    assert clock.elapsed == 3 * OUTAGE_PAUSE_SECONDS
-
-
-def test_the_wait_has_an_end_and_the_message_names_it() -> None:
-    clock = ManualClock()
-    message = r"^gs://b has answered only 503 UNAVAILABLE for 10 minutes \(backend error\); nothing was changed\. Run"
-    with pytest.raises(CloudError, match=message):
-        wait_out(clock, answering(STORM), "gs://b", lambda _: None)
-    assert clock.elapsed == OUTAGE_SECONDS
-
-
-@pytest.mark.parametrize(
-    "error", [ForbiddenError("get", 403, "denied", "no"), GoogleError("get", 503, UNREACHABLE, "no network")]
-)
-def test_what_waiting_does_not_change_is_raised_at_once(error: GoogleError) -> None:
-    clock, said = ManualClock(), list[str]()
-    with pytest.raises(GoogleError) as raised:
-        wait_out(clock, answering(error), "gs://b", said.append)
-    assert (raised.value, clock.elapsed, said) == (error, 0.0, [])
-
-
-OFFLINE = GoogleError("storage objects.get", 503, UNREACHABLE, "no network")
-
-
-def test_an_outage_during_a_run_is_outlasted_and_said_once() -> None:
-    clock, said = ManualClock(), list[str]()
-    assert outlast(clock, answering(STORM, OFFLINE, STORM, None), "gs://b", said.append, 24) == "the answer"
-    assert said == ["gs://b does not answer (backend error); the run goes on, waiting"]
-
-
-@pytest.mark.parametrize(("hours", "seconds"), [(24, 24 * 3600), (0, OUTAGE_SECONDS)])
-def test_an_outage_during_a_run_has_a_bound_with_a_key(hours: float, seconds: float) -> None:
-    clock = ManualClock()
-    with pytest.raises(
-        CloudError, match=r"^gs://b has not answered for .* h, the limit \(checkpoint\.max_outage_hours\)"
-    ):
-        outlast(clock, answering(STORM), "gs://b", lambda _: None, hours)
-    assert clock.elapsed == seconds
-
-
-def test_a_machine_without_a_network_waits_for_its_return() -> None:
-    clock = ManualClock()
-    hours = [OFFLINE] * int(3 * 3600 / OUTAGE_PAUSE_SECONDS)
-    assert outlast(clock, answering(*hours, None), "gs://b", lambda _: None, 1) == "the answer"
-
-
-def test_a_refusal_is_no_outage() -> None:
-    with pytest.raises(ForbiddenError):
-        outlast(ManualClock(), answering(ForbiddenError("get", 403, "denied", "no")), "gs://b", lambda _: None, 24)
-
-
-def test_requests_leave_nothing_to_the_garbage_collector() -> None:
-    retries = Retries(Clock())
-    retries.call(int)
-    gc.collect()
-    for _ in range(100):
-        retries.call(int)
-    assert gc.collect() < 100, "found after 100 requests, those of other threads included"
 
 
 USER = {"type": "authorized_user", "client_id": "id", "client_secret": "secret", "refresh_token": "token"}

@@ -24,7 +24,7 @@ from controller.run.drive import RunDriver
 from controller.run.ending import Ending
 from controller.run.options import RunOptions
 from controller.run.session import open_session
-from tests.controller.gcp.test_client import STORM
+from tests.controller.gcp.test_outages import STORM
 from tests.controller.recovery.test_recover import recovery as policy
 from tests.controller.run.test_attempt import Watched
 from tests.controller.run.test_damaged_objects import OpenedRun, Scene, opened

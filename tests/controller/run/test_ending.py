@@ -25,7 +25,7 @@ from controller.recovery.responses import Verdict, VerdictKind
 from controller.run import ending
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.sweep import sweep_session as pods
-from tests.controller.gcp.test_client import STORM, answering
+from tests.controller.gcp.test_outages import STORM, answering
 from tests.controller.run.test_damaged_objects import NODE, OpenedRun, begin, ended, opened
 from tests.fakes.clock import ManualClock
 

@@ -2,7 +2,7 @@
 
 The table has rows for every kind of resource, and for each later step of a run. A kind without a row fails
 `test_every_kind_of_resource_has_a_row`. Each request is refused in one of three ways, in turns: one place makes errors
-of them (`controller/gcp/outages.py`). Commands and objects, which fail on a pod that is there, do so in one life,
+of them (`controller/gcp/google_errors.py`). Commands and objects, which fail on a pod that is there, do so in one life,
 one after the other, on a new pod each time.
 """
 
