@@ -9,7 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from controller.gcp.google_errors import (
     http_error,
     unlisted,
 )
-from controller.gcp.methods import method_of
+from controller.gcp.methods import is_of_pods, method_of
 from controller.gcp.outages import Retries
 
 if TYPE_CHECKING:
@@ -41,10 +41,6 @@ RECORDED_PARAMETERS = frozenset(
     {"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"}
 )
 """Request parameters that name the resource. No other parameter is logged."""
-UNGUARDED_METHODS = frozenset({"getGuestAttributes", "listManagedInstances", "patch"})
-"""Methods that the write guard skips: they change nothing that matters to another controller."""
-POD_COLLECTIONS = frozenset({"instanceGroupManagers", "regionInstanceTemplates", "resourcePolicies"})
-"""Collections of Compute Engine that hold nothing but parts of pods. Instances may be other machines."""
 PROPAGATION_SECONDS = 420.0
 """How long IAM may take to show a change everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
 PRECONDITION = re.compile(r"if\w*match|etag|\w*fingerprint", re.IGNORECASE)
@@ -191,13 +187,11 @@ class GoogleClient:
         try:
             return self._with_retries(self._execute_once, "storage", "objects.insert", parameters)
         except ConflictError:
-            try:
+            with suppress(ForbiddenError, NotFoundError):
                 there = self.call("storage", "objects.get", bucket=bucket, object=name)
-            except (ForbiddenError, NotFoundError):
-                there = {}
-            if there.get("metadata", {}).get(WRITER) != writer:
-                raise
-            return there
+                if there.get("metadata", {}).get(WRITER) == writer:
+                    return there
+            raise
         except BaseException:
             self._unanswered[write] = writer  # the caller may repeat it after a longer pause
             raise
@@ -277,7 +271,7 @@ class GoogleClient:
             request = self._method(api, method)(**parameters)
             request.headers.update(headers or {})
             request.add_response_callback(partial(self._hear_date, self._clock.boot_time(), dates))
-            if changes_pod or (request.method != "GET" and _changes_pod(api, method)):
+            if changes_pod or (request.method != "GET" and is_of_pods(api, method)):
                 self.before_pod_write()
             with self._connection(request.methodId) as http:
                 answer = request.execute(http=http)
@@ -297,9 +291,6 @@ class GoogleClient:
 
     @contextmanager
     def _recorded(self, api: str, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
-        if not self._listeners:
-            yield
-            return
         began, began_after, status = self._clock.now(), self._clock.boot_time(), 200
         try:
             yield
@@ -371,11 +362,6 @@ class GoogleClient:
         with self._lock:
             while self._idle_connections:
                 self._idle_connections.pop().close()
-
-
-def _changes_pod(api: str, method: str) -> bool:
-    collection, _, verb = method.rpartition(".")
-    return verb not in UNGUARDED_METHODS and (api == "tpu" or (api == "compute" and collection in POD_COLLECTIONS))
 
 
 def _has_precondition(parameters: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Requests of google-api-python-client, which only this module and the client import.
+"""Methods of Google's APIs: what makes their requests, by google-api-python-client, and which of them change a pod.
 
 The discovery documents come from that library's own cache, without network. `rootUrl` is replaced for the emulated
 cloud, so production and emulation share every line.
@@ -24,6 +24,16 @@ VERSIONS = {
     "storage": "v1",
     "tpu": "v2",
 }
+UNGUARDED_METHODS = frozenset({"getGuestAttributes", "listManagedInstances", "patch"})
+"""Methods that the write guard skips: they change nothing that matters to another controller."""
+POD_COLLECTIONS = frozenset({"instanceGroupManagers", "regionInstanceTemplates", "resourcePolicies"})
+"""Collections of Compute Engine that hold nothing but parts of pods. Instances may be other machines."""
+
+
+def is_of_pods(api: str, method: str) -> bool:
+    """Return whether a method that is no GET changes a pod, so that the lease is confirmed before every try."""
+    collection, _, verb = method.rpartition(".")
+    return verb not in UNGUARDED_METHODS and (api == "tpu" or (api == "compute" and collection in POD_COLLECTIONS))
 
 
 @cache
