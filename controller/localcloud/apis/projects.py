@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from controller.localcloud.apis.operations import as_longrunning
 from controller.localcloud.apis.service import Service
+from controller.localcloud.faults.refusals import effective_policy
 from controller.localcloud.http.call import (
     DEFAULT_ACCOUNT,
     PROJECT,
@@ -118,15 +119,13 @@ class Projects(Service):
         }
 
     def _org_policy(self, call: ApiCall) -> Document:
-        """Return a constraint's effective policy; without one, the constraint's default allows everything."""
+        """Return a constraint's effective policy."""
         _check_named(call)
         name = call.body.get("constraint", "")
         if not name.startswith("constraints/"):
             raise ApiError(400, "Request contains an invalid argument.")
-        found = {spec["constraint"]: spec["policy"] for spec in self.faults.standing("org_policy")}
-        is_boolean = re.match(r"constraints/\w+\.(disable|require)", name)
-        default: Document = {"booleanPolicy": {}} if is_boolean else {"listPolicy": {"allValues": "ALLOW"}}
-        return {"constraint": name, **found.get(name.removeprefix("constraints/"), default)}
+        policy = effective_policy(name.removeprefix("constraints/"), self.faults.standing("policy"))
+        return {"constraint": name, **policy}
 
     def _service(self, call: ApiCall, name: str) -> Document:
         _check_named(call)

@@ -140,6 +140,10 @@ class Faults:
                 return fault["spec"]
         return None
 
+    def standing(self, kind: str) -> list[Document]:
+        """Return the specs of the faults of this kind that are in effect at the moment."""
+        return [fault["spec"] for _, fault in self._active(kind)]
+
     def hides(self, place: str, created: str) -> bool:
         """Return whether lists leave out what is in a zone or region and was made at that time, in RFC 3339."""
         if any(spec["place"] == place for spec in self.standing("unreachable")):
@@ -178,10 +182,6 @@ class Faults:
         who = "laptop" if laptop else "workers"
         specs = [*self.standing("denied"), *self.standing("late_grant")]
         return frozenset(spec["permission"] for spec in specs if spec["client"] == who)
-
-    def standing(self, kind: str) -> list[Document]:
-        """Return the specs of the faults of a kind that are planted now."""
-        return [fault["spec"] for _, fault in self._active(kind)]
 
     def check_policies(self, call: ApiCall) -> None:
         """Raise the refusal of a request that an organization policy forbids."""

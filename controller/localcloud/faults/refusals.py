@@ -1,10 +1,11 @@
-"""Refusals that a fault plants, in Google's words: of organization policies, and of limits on requests.
+"""Refusals that a fault plants, in Google's words: of organization policies, which it also shows, and of limits.
 
 Policies in the words of Compute Engine and Cloud Storage as users report them; those of the TPU API are not known, and
 are guessed. Limits: https://cloud.google.com/compute/docs/api-rate-limits.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall
@@ -13,6 +14,16 @@ from controller.localcloud.store import Document
 
 CONSUMER = f"of service 'compute.googleapis.com' for consumer 'project_number:{PROJECT_NUMBER}'."
 RETRY = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "17.5s"}
+
+
+def effective_policy(constraint: str, specs: Iterable[Document]) -> Document:
+    """Return the policy of a constraint as the project sees it; without a fault, its default allows everything."""
+    spec = next((spec for spec in specs if spec["constraint"] == constraint), None)
+    if re.match(r"\w+\.(disable|require)", constraint):
+        return {"booleanPolicy": {"enforced": True} if spec else {}}
+    if spec and constraint == "gcp.resourceLocations":
+        return {"listPolicy": {"allowedValues": [f"in:{spec['location']}-locations"]}}
+    return {"listPolicy": {"allValues": "DENY" if spec else "ALLOW"}}
 
 
 def policy_violation(spec: Document, call: ApiCall) -> ApiError | None:

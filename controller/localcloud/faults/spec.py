@@ -175,7 +175,7 @@ KINDS: dict[str, type[FaultSpec]] = {
     "denied": _kind(FaultSpec, permission=(str, Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$")), client=(_WHO, "laptop")),
     # lack of one permission for `seconds`, as of a role that was bound a moment ago
     "late_grant": _kind(LastingSpec, permission=(str, Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$")), client=(_WHO, "laptop")),
-    # an organization policy; `location`: the only one that gcp.resourceLocations allows, a region
+    # an organization policy, which refuses and is shown; `location`: the region that gcp.resourceLocations allows
     "policy": _kind(FaultSpec, constraint=(_CONSTRAINT, ...), location=(str, "us-central1")),
     # one request too many: of the project's in a minute, of the user's, changes of one resource or operations at the
     # same time, each 403; or 429 with RetryInfo, as newer APIs send it
@@ -184,8 +184,6 @@ KINDS: dict[str, type[FaultSpec]] = {
         match=_MATCH,
         form=(Literal["project", "user", "resource", "operations", "retry_info"], "project"),
     ),
-    # a policy of the organization, a listPolicy or booleanPolicy of Resource Manager, as the project sees it
-    "org_policy": _kind(FaultSpec, constraint=(str, ...), policy=(dict[str, Any], ...)),
     "billing_disabled": FaultSpec,  # of the project: it has no billing account
     "endpoints": _kind(CountedSpec, endpoints=(int, Field(ge=1))),  # wrong number of VMs in the next nodes
     "chip_missing": _kind(CountedSpec, worker=_FIRST_WORKER),  # of the next nodes that boot

@@ -8,6 +8,7 @@ import pytest
 from google.oauth2.credentials import Credentials
 from googleapiclient.errors import HttpError
 
+from controller.checks.account.organization import METHOD, groups_of, is_refused
 from controller.core.errors import CloudError
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import (
@@ -268,9 +269,15 @@ POLICIES = {
 }
 
 
+def shown_policy(project: EmulatedProject, constraint: str) -> dict[str, Any]:
+    asked = {"resource": "projects/slipway-local", "body": {"constraint": f"constraints/{constraint}"}}
+    return project.context.google.call("cloudresourcemanager", METHOD, **asked)
+
+
 @pytest.mark.parametrize("constraint", POLICIES)
 def test_up_stops_at_a_policy_with_its_name_and_a_cure(project: EmulatedProject, constraint: str) -> None:
     project.inject_fault(kind="policy", constraint=constraint, location="europe-west4")
+    assert is_refused(shown_policy(project, constraint), groups_of("us-central1"))
     with pytest.raises(CloudError, match=f"constraints/{constraint}.*{POLICIES[constraint]}"):
         project.create_shared("tpu.external_ip=false", "network.nat=true")
 
@@ -284,7 +291,9 @@ VM = {
 
 @pytest.mark.parametrize("constraint", ["compute.vmExternalIpAccess", "compute.requireShieldedVm"])
 def test_the_emulated_cloud_refuses_a_vm_as_compute_engine_does(project: EmulatedProject, constraint: str) -> None:
+    assert not is_refused(shown_policy(project, constraint), frozenset())
     project.inject_fault(kind="policy", constraint=constraint)
+    assert is_refused(shown_policy(project, constraint), frozenset())
     where = {"project": "slipway-local", "zone": "us-central1-a"}
     with pytest.raises(GoogleError, match=f"412 .*constraints/{constraint} violated") as caught:
         project.context.google.call("compute", "instances.insert", **where, body=VM)

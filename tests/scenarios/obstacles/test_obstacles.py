@@ -90,8 +90,8 @@ def refused(match: str, status: int = 403, reason: str | None = None, message: s
     return {**fault, **({"reason": reason} if reason else {})}
 
 
-def policy(constraint: str, **of: Any) -> Any:
-    return {"kind": "org_policy", "constraint": constraint, "policy": of}
+def policy(constraint: str, **of: str) -> Any:
+    return {"kind": "policy", "constraint": constraint, **of}
 
 
 def signed_in(cloud: EmulatedCloud, clock: Clock, quota_project: str | None = PROJECT, **changed: Any) -> GoogleClient:
@@ -170,7 +170,7 @@ OBSTACLES = {
         "compute.vmExternalIpAccess refuses external addresses",
         "gcloud resource-manager org-policies describe compute.vmExternalIpAccess",
         "warning",
-        (policy("compute.vmExternalIpAccess", listPolicy={"allValues": "DENY"}),),
+        (policy("compute.vmExternalIpAccess"),),
         overrides=("tpu.external_ip=true",),
         on_compute={"outcome": "error"},
     ),
@@ -178,20 +178,20 @@ OBSTACLES = {
         "organization",
         "gcp.resourceLocations refuses a new bucket in ",
         "gcloud resource-manager org-policies describe gcp.resourceLocations",
-        faults=(policy("gcp.resourceLocations", listPolicy={"allowedValues": ["in:eu-locations"]}),),
+        faults=(policy("gcp.resourceLocations", location="europe-west4"),),
     ),
     "policy on shielded VMs": Obstacle(
         "organization",
         "compute.requireShieldedVm refuses VMs without secure boot, as those with TPUs are",
         "gcloud resource-manager org-policies describe compute.requireShieldedVm",
-        faults=(policy("compute.requireShieldedVm", booleanPolicy={"enforced": True}),),
+        faults=(policy("compute.requireShieldedVm"),),
         overrides=("tpu.plane=compute_engine",),
     ),
     "policy on service accounts": Obstacle(
         "organization",
         "iam.disableServiceAccountCreation refuses the new account slipway-runner",
         "gcloud resource-manager org-policies describe iam.disableServiceAccountCreation",
-        faults=(policy("iam.disableServiceAccountCreation", booleanPolicy={"enforced": True}),),
+        faults=(policy("iam.disableServiceAccountCreation"),),
     ),
     "policies that may not be read": Obstacle(
         "organization",
