@@ -51,9 +51,9 @@ class LocalNotes:
 
         return write
 
-    def _say(self, of: int | Path | None, message: str) -> None:
+    def _say(self, of: int | Path, message: str) -> None:
         """Say it once; this is also called while an event is passed on."""
-        if of is not None and of not in self._said:
+        if of not in self._said:
             self._said.add(of)
             why = "this machine's notes are not complete; the run goes on, and the bucket has its records"
             self._events.note("run.state_dir", f"warning: {message}: {why}")
