@@ -35,8 +35,8 @@ def has_credentials(config: Config, context: Context) -> Iterator[Issue]:
     """
     if not context.google.has_credentials:
         yield Issue(
-            "no Google credentials, so nothing was checked; run `gcloud auth login` and `gcloud auth "
-            "application-default login`, or set cloud=local"
+            "no Google credentials, so nothing was checked; run `gcloud auth application-default login` (and `gcloud "
+            "auth login` for the commands of gcloud), or set cloud=local"
         )
         return
     try:

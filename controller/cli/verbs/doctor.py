@@ -89,7 +89,8 @@ def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
         groups.setdefault((row["outcome"], row["key"], row["words"], row["cure"]), []).append(row["check"])
     for (outcome, key, words, cure), checks in groups.items():
         if outcome != "ok":
-            lines.append(f"{SIGNS[outcome]} {', '.join(checks):<{INDENT - 3}} {f'{key}: ' * bool(key)}{words}")
+            head, text = f"{SIGNS[outcome]} {', '.join(checks):<{INDENT - 3}} ", f"{f'{key}: ' * bool(key)}{words}"
+            lines += [head + text] if len(head) == INDENT else [head.rstrip(), f"{'':<{INDENT}}{text}"]
             lines += [f"{'':<{INDENT}}→ {cure}"] if cure else []
     fine = [row["check"] for row in rows if row["outcome"] == "ok"]
     lines += [f"{SIGNS['ok']} {plural(len(fine), 'check')}: {', '.join(fine)}"] if fine else []

@@ -123,7 +123,10 @@ CONSUMER = "roles/serviceusage.serviceUsageAdmin"
 GRANT = "gcloud projects add-iam-policy-binding slipway-local --member="
 OBSTACLES = {
     "no credentials": Obstacle(
-        "credentials", "no Google credentials", "gcloud auth login", client=lambda _, c: GoogleClient(None, c)
+        "credentials",
+        "no Google credentials",
+        "gcloud auth application-default login",
+        client=lambda _, c: GoogleClient(None, c),
     ),
     "expired login": Obstacle(
         "credentials",

@@ -53,12 +53,16 @@ def test_the_document_has_a_row_for_every_check(slipway: SlipwayCli) -> None:
 def test_what_several_checks_say_is_printed_once() -> None:
     off = {"outcome": "unknown", "key": "", "words": "it is off", "cure": "gcloud services enable it"}
     rows = [{"check": "quota", **off}, {"check": "apis", **off}, {**off, "check": "zone", "outcome": "ok"}]
+    late = {"outcome": "unknown", "key": "", "words": "not asked", "cure": ""}
+    rows += [{"check": name, **late} for name in ("organization", "clock")]
     assert format_rows(rows) == [
         "? quota, apis       it is off",
         "                    → gcloud services enable it",
+        "? organization, clock",
+        "                    not asked",
         "✓ 1 check: zone",
         "",
-        "2 unknown, 1 ok",
+        "4 unknown, 1 ok",
     ]
 
 
