@@ -51,11 +51,11 @@ def run_doctor(command: Command) -> int:
 
 def examine(config: Config, context: Context) -> list[dict[str, Any]]:
     """Run the checks of a config, and of its plan if it names a program; return the rows of the table, worst first."""
-    of_config = examine_config(config)
-    offline = [answer for answer in of_config if answer.rule.id not in NO_PROGRAM or not answer.findings]
+    is_named = bool(config.program.command) or any((config.model, config.data, config.loop, config.optimizer))
+    offline = [answer for answer in examine_config(config) if is_named or answer.rule.id not in NO_PROGRAM]
     answers = [*examine_cloud(config, context), *(one for one in offline if one.rule.of_pods or one.findings)]
     rows = [row for answer in answers for row in _rows_of(answer)]
-    if len(offline) < len(of_config):
+    if not is_named:
         rows.append(_row("plan", "note", f"{PLAN}: name a program, such as `slipway doctor +experiment=quickstart`"))
     elif any(answer.outcome == "error" for answer in offline):
         rows.append(_row("plan", "unknown", f"{PLAN}: first mend what is wrong with the config"))

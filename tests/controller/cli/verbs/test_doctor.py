@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
-from controller.cli.verbs.doctor import format_rows
+from controller.cli.verbs.doctor import examine, format_rows
+from controller.gcp.client import GoogleClient
+from tests.composed import config_of
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.fakes.clock import ManualClock
+from tests.fakes.context import make_context
 
 READY = "cloud.realism=relaxed"
 """A project whose APIs are on."""
@@ -64,6 +68,24 @@ def test_what_several_checks_say_is_printed_once() -> None:
         "",
         "4 unknown, 1 ok",
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], {("plan", "note", "")}),
+        (["program=command"], {("plan", "note", "")}),
+        (["loop=grpo", "data=jsonl"], {("complete", "error", "model"), ("complete", "error", "optimizer")}),
+    ],
+)
+def test_half_of_a_trainer_is_no_missing_program(
+    overrides: list[str], told: set[tuple[str, str, str]], tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    context = make_context(GoogleClient(None, clock), tmp_path, project="acme", clock=clock)
+    rows = examine(config_of("cloud=gcp", "cloud.project=acme", *overrides), context)
+    found = {(row["check"], row["outcome"], row["key"]) for row in rows}
+    assert {row for row in found if row[0] in ("complete", "command") or row[1] == "note"} == told
 
 
 def test_a_run_on_this_machine_has_no_project(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
