@@ -10,7 +10,7 @@ from controller.core.errors import SlipwayError
 
 CURES = (
     re.compile(r"`((?:gcloud|slipway|hf|git|pip|ssh|sudo|chmod|rm|uv) [^`]+)`"),
-    re.compile(r"(?<![\w.`])((?:[a-z]\w*\.)?[a-z_]+\.[a-z_]+=[^\s,;)]+|cloud=local)"),
+    re.compile(r"('[a-z_]+\.[a-z_.]+=[^']+'|(?<![\w.`'])(?:[a-z]\w*\.)?[a-z_]+\.[a-z_]+=[^\s,;)]+|cloud=local)"),
     re.compile(r"(https?://[^\s,;)]+)"),
 )
 """Commands, overrides and addresses in a message, the most useful first."""

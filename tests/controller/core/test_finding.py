@@ -14,6 +14,7 @@ from controller.core.finding import Finding
         ),
         ("`env.secrets` lacks it; see `hf auth login`", "hf auth login"),
         ("set tpu.external_ip=false, or ask (https://a.b/c)", "tpu.external_ip=false"),
+        ("is empty; set it, e.g. 'program.command=[python, train.py]'", "'program.command=[python, train.py]'"),
         ("request more (https://a.b/quotas), or wait", "https://a.b/quotas"),
         ("choose another zone", ""),
     ],
