@@ -177,8 +177,8 @@ def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
         parts = ", ".join(dict.fromkeys(part for need in lacking for part in need.parts))
         reasons = {ALWAYS: f"for: {parts}", MAKE: f"for: {parts} (unless that exists)", CHANGE: f"to change: {parts}"}
         whose = reasons.get(when, "for `down --all`")
-        how = f": `{grant_command(kind, name, role, context)}`" if role else ""
-        yield Issue(f"you lack {names} {WHERE[kind]} {name}, {whose}; {role} has it{how}", severity=grade)
+        how = f"; {role} has it: `{grant_command(kind, name, role, context)}`" if role else ""
+        yield Issue(f"you lack {names} {WHERE[kind]} {name}, {whose}{how}", severity=grade)
 
 
 def grant_command(kind: str, name: str, role: str, context: Context) -> str:
