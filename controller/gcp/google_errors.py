@@ -39,12 +39,13 @@ RATE_SECONDS = 60.0
 POLICY = re.compile(r"constraints?/[\w.]+|org(anization)?('s)? polic", re.IGNORECASE)
 """In the refusal of an organization policy. Compute Engine and Cloud Storage send it as 412 conditionNotMet."""
 POLICY_CURES: Mapping[str, str] = MappingProxyType({
-    "compute.vmExternalIpAccess": "set tpu.external_ip=false and network.nat=true",
-    "compute.restrictCloudNATUsage": "set network.nat=false",
+    "compute.vmExternalIpAccess": "set tpu.external_ip=false ssh.method=iap network.laptop=null network.nat=true",
+    "compute.restrictCloudNATUsage": "set network.nat=false, or network.name to a network that has a NAT",
     "compute.requireShieldedVm": "set tpu.plane=tpu_api where that has the type",
+    "compute.trustedImageProjects": "set tpu.plane=tpu_api where that has the type",
     "compute.disableGuestAttributesAccess": "set ssh.host_keys=trust_on_first_use",
     "gcp.resourceLocations": "set tpu.zone and cloud.bucket_location to allowed ones",
-    "iam.disableServiceAccountCreation": "set cloud.service_account to an existing account",
+    "iam.disableServiceAccountCreation": "set cloud.service_account to the address of an existing account",
 })  # fmt: skip
 """What a user can do about a policy; an exception to it is for the administrators of the organization."""
 

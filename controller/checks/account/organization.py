@@ -9,7 +9,7 @@ from conf.schema.topology import zone_region
 from controller.config.run_yaml import bucket_name
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.gcp.google_errors import ForbiddenError, NotFoundError
+from controller.gcp.google_errors import POLICY_CURES, ForbiddenError, NotFoundError
 from controller.resources.pod.planes import PLANES, planes_for
 
 METHOD = "projects.getEffectiveOrgPolicy"
@@ -73,25 +73,24 @@ def constraints_on(config: Config, context: Context) -> Iterator[Constraint]:
     """
     planes, bastion, cloud = planes_for(config), config.recovery.driver == "bastion", config.cloud
     on_compute, may_be_on_compute = planes == (PLANES["compute_engine"],), PLANES["compute_engine"] in planes
-    internal = "set tpu.external_ip=false ssh.method=iap network.laptop=null network.nat=true"
-    other_plane = "set tpu.plane=tpu_api where that has the type"
     rows = (
         (config.external_ip, Constraint(
-            "compute.vmExternalIpAccess", "tpu.external_ip", "external addresses", internal, on_compute)),
+            "compute.vmExternalIpAccess", "tpu.external_ip", "external addresses",
+            POLICY_CURES["compute.vmExternalIpAccess"], on_compute)),
         (bastion and not config.network.nat, Constraint(
             "compute.vmExternalIpAccess", "network.nat", "the bastion's external address", "set network.nat=true")),
         (may_be_on_compute, Constraint(
-            "compute.requireShieldedVm", "tpu.plane", "VMs without secure boot, as those with TPUs are", other_plane,
-            on_compute)),
+            "compute.requireShieldedVm", "tpu.plane", "VMs without secure boot, as those with TPUs are",
+            POLICY_CURES["compute.requireShieldedVm"], on_compute)),
         (may_be_on_compute, Constraint(
-            "compute.trustedImageProjects", "tpu.plane", "Google's images for TPUs", other_plane, on_compute,
-            IMAGE_PROJECTS)),
+            "compute.trustedImageProjects", "tpu.plane", "Google's images for TPUs",
+            POLICY_CURES["compute.trustedImageProjects"], on_compute, IMAGE_PROJECTS)),
         (config.network.nat, Constraint(
-            "compute.restrictCloudNATUsage", "network.nat", "a new NAT", "use a network that has one (network.name)",
+            "compute.restrictCloudNATUsage", "network.nat", "a new NAT", POLICY_CURES["compute.restrictCloudNATUsage"],
             False)),
         (config.ssh.host_keys != "trust_on_first_use", Constraint(
             "compute.disableGuestAttributesAccess", "ssh.host_keys", "the host keys that workers publish",
-            "set ssh.host_keys=trust_on_first_use", on_compute)),
+            POLICY_CURES["compute.disableGuestAttributesAccess"], on_compute)),
         (config.ssh.os_login is False, Constraint(
             "compute.requireOsLogin", "ssh.os_login", "keys in the metadata of VMs", "set ssh.os_login=true")),
     )  # fmt: skip
@@ -108,8 +107,8 @@ def constraints_on(config: Config, context: Context) -> Iterator[Constraint]:
         path = f"projects/{context.project}/serviceAccounts/{context.account_email(account)}"
         is_made = "@" not in account and account != "default"  # unless it exists
         if is_made and _is_absent(context, "iam", "projects.serviceAccounts.get", name=path):
-            cure, what = "set cloud.service_account to the address of one that exists", f"the new account {account}"
-            yield Constraint("iam.disableServiceAccountCreation", "cloud.service_account", what, cure)
+            name, what = "iam.disableServiceAccountCreation", f"the new account {account}"
+            yield Constraint(name, "cloud.service_account", what, POLICY_CURES[name])
     for api in cloud.apis:
         cure, what = "take it out of cloud.apis if you can do without", f"the API {api}"
         yield Constraint("gcp.restrictServiceUsage", "cloud.apis", what, cure, True, frozenset({api}))
