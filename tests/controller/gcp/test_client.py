@@ -1,4 +1,4 @@
-"""What Google refuses for now is asked for again; what for good is not. Operations, and credential files."""
+"""What Google refuses for now, or has not answered, is asked for again. Operations, and credential files."""
 
 import json
 from collections.abc import Callable
@@ -20,8 +20,11 @@ from controller.gcp import credentials
 from controller.gcp.answers import OperationFailedError, code_name, poll_compute, wait_compute, wait_rpc
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
-from controller.gcp.google_errors import GoogleError, NoCredentialsError
+from controller.gcp.google_errors import UNREACHABLE, ConflictError, GoogleError, NoCredentialsError
 from controller.gcp.outages import ATTEMPTS
+from controller.lease_store import BucketLeaseStore, Identity
+from controller.records.index import publish_row, row_generation
+from controller.records.ledger import Ledger
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
 from tests.fakes.clock import ManualClock
@@ -73,6 +76,46 @@ def test_the_lease_is_confirmed_before_every_try_of_a_change_to_a_pod(project: E
         )
     posts = [r for r in project.cloud.request_log() if (r["method"], r["path"]) == ("POST", f"/{instances}")]
     assert [r["status"] for r in posts] == [503]
+
+
+LOST = {"kind": "cut", "at": "answer", "match": "POST /upload/"}
+
+
+def test_a_conditional_write_whose_answer_was_lost_is_known_again(project: EmulatedProject) -> None:
+    google, bucket, clock = project.context.google, f"{project.tag}-lost", project.clock
+    google.call("storage", "buckets.insert", project="slipway-local", body={"name": bucket, "location": "us-central1"})
+    project.inject_fault(**LOST)
+    made = google.upload(bucket, "a", b"1", generation=0, metadata={"of": "me"})
+    assert (made["name"], made["metadata"]["of"]) == ("a", "me")
+    with pytest.raises(ConflictError):
+        google.upload(bucket, "a", b"1", generation=0)  # the same content, and another writer
+    project.inject_fault(**LOST)
+    later = google.upload(bucket, "a", b"2", generation=int(made["generation"]))
+    assert int(later["generation"]) > int(made["generation"])
+    assert google.download(bucket, "a") == b"2"
+    project.inject_fault(**LOST)
+    assert Ledger(google, bucket, "run-00000000").create("launches/0001.json", "{}")
+    project.inject_fault(**LOST)
+    lease = BucketLeaseStore(google, bucket, "pod")
+    record = Identity("laptop", "run").new_record(1, clock.now(), 60.0)
+    generation = lease.write(record, 0)
+    project.inject_fault(**LOST)
+    assert lease.write(record, generation) > generation
+    row: Any = {"run": "run-00000000"}
+    publish_row(google, bucket, row)
+    project.inject_fault(**LOST)
+    publish_row(google, bucket, row, row_generation(google, bucket, "run-00000000"))
+    google.call("storage", "objects.delete", bucket=bucket, object="a")
+    for content, is_ours in ((b"3", True), (b"4", False)):
+        project.inject_fault(**LOST, times=99)  # every try arrives, and no answer; httplib2 tries twice
+        with pytest.raises(GoogleError, match=UNREACHABLE):
+            google.upload(bucket, content.decode(), content, generation=0)
+        project.cloud.call_ok("DELETE", "emulator/faults")
+        if is_ours:
+            google.upload(bucket, content.decode(), content, generation=0)  # as an outage is outlasted
+        else:
+            with pytest.raises(ConflictError):
+                google.upload(bucket, content.decode(), b"another", generation=0)
 
 
 @pytest.mark.parametrize("status", [400, 403])

@@ -13,7 +13,6 @@ from controller.core.errors import CloudError
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import (
     RATE_SECONDS,
-    UNREACHABLE,
     ConflictError,
     ExistsError,
     ForbiddenError,
@@ -24,9 +23,6 @@ from controller.gcp.google_errors import (
     unlisted,
 )
 from controller.gcp.outages import ATTEMPTS, OUTAGE_SECONDS, Retries
-from controller.lease_store import BucketLeaseStore, Identity
-from controller.records.index import publish_row, row_generation
-from controller.records.ledger import Ledger
 from controller.resources.pod.refusals import RULES_OUT_PLACE, classify
 from tests.controller.resources.conftest import EmulatedProject
 from tests.fakes.clock import ManualClock
@@ -321,46 +317,6 @@ def test_up_stops_at_a_412_of_any_form(project: EmulatedProject, body: str) -> N
     project.inject_fault(kind="http", status=412, match="POST .*/networks$", body=body)
     with pytest.raises(CloudError, match=r"compute networks\.insert: 412"):
         project.create_shared()
-
-
-LOST = {"kind": "cut", "at": "answer", "match": "POST /upload/"}
-
-
-def test_a_conditional_write_whose_answer_was_lost_is_known_again(project: EmulatedProject) -> None:
-    google, bucket, clock = project.context.google, f"{project.tag}-lost", project.clock
-    google.call("storage", "buckets.insert", project="slipway-local", body={"name": bucket, "location": "us-central1"})
-    project.inject_fault(**LOST)
-    made = google.upload(bucket, "a", b"1", generation=0, metadata={"of": "me"})
-    assert (made["name"], made["metadata"]["of"]) == ("a", "me")
-    with pytest.raises(ConflictError):
-        google.upload(bucket, "a", b"1", generation=0)  # the same content, and another writer
-    project.inject_fault(**LOST)
-    later = google.upload(bucket, "a", b"2", generation=int(made["generation"]))
-    assert int(later["generation"]) > int(made["generation"])
-    assert google.download(bucket, "a") == b"2"
-    project.inject_fault(**LOST)
-    assert Ledger(google, bucket, "run-00000000").create("launches/0001.json", "{}")
-    project.inject_fault(**LOST)
-    lease = BucketLeaseStore(google, bucket, "pod")
-    record = Identity("laptop", "run").new_record(1, clock.now(), 60.0)
-    generation = lease.write(record, 0)
-    project.inject_fault(**LOST)
-    assert lease.write(record, generation) > generation
-    row: Any = {"run": "run-00000000"}
-    publish_row(google, bucket, row)
-    project.inject_fault(**LOST)
-    publish_row(google, bucket, row, row_generation(google, bucket, "run-00000000"))
-    google.call("storage", "objects.delete", bucket=bucket, object="a")
-    for content, is_ours in ((b"3", True), (b"4", False)):
-        project.inject_fault(**LOST, times=99)  # every try arrives, and no answer; httplib2 tries twice
-        with pytest.raises(GoogleError, match=UNREACHABLE):
-            google.upload(bucket, content.decode(), content, generation=0)
-        project.cloud.call_ok("DELETE", "emulator/faults")
-        if is_ours:
-            google.upload(bucket, content.decode(), content, generation=0)  # as an outage is outlasted
-        else:
-            with pytest.raises(ConflictError):
-                google.upload(bucket, content.decode(), b"another", generation=0)
 
 
 @pytest.mark.parametrize("how", [{"kind": "cut", "at": "answer"}, {"kind": "rate_limit", "form": "operations"}])
