@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 RunRow = dict[str, Any]
 ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
+"""Pattern of the id of a run or sweep. Ids become part of paths, and others can write to the bucket of the rows."""
 YEAR_9999 = 253370764800
 LARGEST = {"created": YEAR_9999, "ended": YEAR_9999} | dict.fromkeys(
     ("seconds", "pod_hours", "usd", "attempts", "seed"), 1e15

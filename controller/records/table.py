@@ -257,9 +257,6 @@ def _format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-"""Pattern of the id of a run or sweep. Ids become part of paths, and others can write to the bucket of the rows."""
-
-
 def select_runs(
     rows: Sequence[RunRow],
     runs: Sequence[str] = (),
