@@ -12,7 +12,6 @@ Whoever wants a lease released writes that into an object beside it, which a con
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from controller.context import Context
@@ -125,7 +124,9 @@ class Lease:
 
     def is_held_by_other(self, snapshot: LeaseSnapshot | None) -> bool:
         """Return whether `snapshot` shows that another controller holds the lease."""
-        return snapshot is not None and snapshot.record.id != self.identity.id and not self._is_free(snapshot)
+        if snapshot is None or snapshot.record.id == self.identity.id:
+            return False
+        return not snapshot.is_free(self.identity.is_known_dead(snapshot.record))
 
     def read(self) -> LeaseSnapshot | None:
         """Return the stored lease, whichever controller wrote it."""
@@ -224,8 +225,7 @@ class Lease:
         return True
 
     def _request(self, why: str, holder_id: str) -> None:
-        asked = f"{why} by {self.identity.holder}"
-        self._store.write_request(ReleaseRequest(asked, self.identity.id, holder_id))
+        self._store.write_request(ReleaseRequest(f"{why} by {self.identity.holder}", self.identity.id, holder_id))
 
     def release(self, said: str = "", exit_code: int | None = None) -> None:
         """Release the lease, with a final message if the work has ended. A lease that no longer exists is no error."""
@@ -250,16 +250,11 @@ class Lease:
                 threading.Event().wait(WRITE_SECONDS)
                 self._store.write(last, self._generation)
             except ConflictError:
-                if self._clock.boot_time() < self._valid_until:  # nobody else can have acquired it
-                    self._store.write(last, self._damaged_generation())
-
-    def _damaged_generation(self) -> int:
-        """Return the generation of the stored lease if it is damaged. Raises ConflictError if it is another lease."""
-        try:
-            self._store.read()
-        except DamagedLeaseError as damaged:
-            return damaged.generation
-        raise ConflictError("lease", 412, "conditionNotMet", "it is another lease, or was deleted")
+                try:
+                    self._store.read()
+                except DamagedLeaseError as damaged:
+                    if self._clock.boot_time() < self._valid_until:  # nobody else can have acquired it
+                        self._store.write(last, damaged.generation)
 
     @contextlib.contextmanager
     def released_on_exit(self) -> Iterator[None]:
@@ -277,19 +272,15 @@ class Lease:
             raise
         self.release()
 
-    def _is_free(self, snapshot: LeaseSnapshot) -> bool:
-        return snapshot.is_free(self.identity.is_known_dead(snapshot.record))
-
     def _acquire(self) -> None:
         while True:
             began = self._clock.boot_time()
             snapshot = self._store.read()
-            if snapshot is not None and snapshot.record.id != self.identity.id and not self._is_free(snapshot):
+            if snapshot is not None and self.is_held_by_other(snapshot):
                 raise LeaseHeldError(snapshot, self._what)
             token, generation = (snapshot.record.token + 1, snapshot.generation) if snapshot else (1, 0)
-            term = self.identity.new_record(token, self._clock.now(), self._seconds)
             try:
-                self._write(term, generation, began)
+                self._write(self.identity.new_record(token, self._clock.now(), self._seconds), generation, began)
             except ConflictError:
                 continue  # another controller was faster, or our own request arrived twice
             self._start_watch()
@@ -380,16 +371,14 @@ class Lease:
 def pod_lease(plan: Plan, context: Context, driver: str = "laptop", run: Lease | None = None) -> Lease:
     """Return the lease of the plan's pod, not acquired yet; `run` is that of the run, if the holder is to drive it."""
     file = BucketLeaseStore(context.google, plan.bucket, plan.node.name)
-    me = Identity(driver, plan.run_id, pod=plan.node.name)
-    seconds = plan.config.recovery.lease_duration_seconds
+    me, seconds = Identity(driver, plan.run_id, pod=plan.node.name), plan.config.recovery.lease_duration_seconds
     return Lease(file, context.clock, me, seconds, RENEW_SECONDS, context.clock.interrupt, first=run)
 
 
 def run_lease(plan: Plan, context: Context, driver: str = "laptop") -> Lease:
     """Return the lease of the plan's run, not acquired yet: one controller drives a run, on one pod."""
     file = BucketLeaseStore(context.google, plan.bucket, plan.run_id, "runs")
-    me = Identity(driver, plan.run_id, pod=plan.node.name)
-    seconds = plan.config.recovery.lease_duration_seconds
+    me, seconds = Identity(driver, plan.run_id, pod=plan.node.name), plan.config.recovery.lease_duration_seconds
     return Lease(file, context.clock, me, seconds, RENEW_SECONDS, context.clock.interrupt, what="run")
 
 
@@ -399,7 +388,7 @@ def sweep_lease(context: Context, bucket: str, sweep_id: str, seconds: float) ->
     return Lease(file, context.clock, me, seconds, RENEW_SECONDS, lambda: None, what="sweep")
 
 
-@contextmanager
+@contextlib.contextmanager
 def lease_guard(lease: Lease, plan: Plan, context: Context) -> Iterator[None]:
     """Make every write to the pod acquire or confirm the lease while the context is open, then release the lease."""
     context.lease_path = f"{plan.bucket}/{plan.node.name}"
