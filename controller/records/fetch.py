@@ -49,7 +49,7 @@ def list_files(google: GoogleClient, bucket: str, prefix: str, path: str) -> lis
     if not found:
         top = sorted({f.path.partition("/")[0] + ("/" if "/" in f.path else "") for f in every})
         there = f"it has {', '.join(map(one_line, top))}" if top else "the bucket has no files of this run"
-        raise ConfigError(f"get: gs://{bucket}/{prefix}/{wanted}: no such file or folder; {there}")
+        raise ConfigError(f"get: {object_url(bucket, f'{prefix}/{wanted}')}: no such file or folder; {there}")
     return found
 
 
@@ -94,6 +94,7 @@ def fetch_file(
     Raises:
         CloudError: the content is not what the object's checksum says, or the object has changed meanwhile.
     """
+    where = object_url(bucket, file.name)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{file.generation}.part")
     done = partial.stat().st_size if partial.exists() else 0
@@ -107,15 +108,15 @@ def fetch_file(
             try:
                 part = google.download_range(bucket, file.name, file.generation, done, end)
             except NotFoundError:
-                raise CloudError(f"gs://{bucket}/{file.name} was replaced during the download; try again") from None
+                raise CloudError(f"{where} was replaced during the download; try again") from None
             if len(part) != end - done:
-                raise CloudError(f"gs://{bucket}/{file.name}: expected {end - done} bytes, got {len(part)}; try again")
+                raise CloudError(f"{where}: expected {end - done} bytes, got {len(part)}; try again")
             out.write(part)
             done = end
             moved(len(part))
     if file.md5 and _md5(partial) != file.md5:
         partial.unlink()
-        raise CloudError(f"gs://{bucket}/{file.name}: the downloaded content does not match its checksum; try again")
+        raise CloudError(f"{where}: the downloaded content does not match its checksum; try again")
     partial.replace(target)
 
 
