@@ -22,6 +22,8 @@ OBEYED = (
 """Hidden names that git, Mercurial, direnv, editors, version managers and shells read from a folder by themselves."""
 OBEYED_AT_THE_TOP = ("conftest.py", "sitecustomize.py", "pytest.ini", "pyproject.toml", "json.py", "random/__init__.py")
 """Names that pytest or Python take from the folder in which they are started."""
+COLLECTED = ("test_it.py", "it_test.py", "test_it.txt")
+"""Names of which pytest imports or runs what a folder has, however deep."""
 CONTROLS = (*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u2028", "\u2029", "\u202e", "\u2066", "\ufeff")
 
 
@@ -58,7 +60,7 @@ def names() -> dict[str, str]:
     kinds = {
         "leads out of the folder": _leading_out(),
         "is obeyed": (form for name in OBEYED for form in _disguised(name)),
-        "is obeyed below": (f"logs/{name}" for name in OBEYED),
+        "is obeyed below": (f"logs/{name}" for name in (*OBEYED, *COLLECTED)),
         "is obeyed at the top": iter(OBEYED_AT_THE_TOP),
         "has a control character": (f"a{c}b.txt" for c in CONTROLS),
         "is a problem elsewhere": _other_systems(),
@@ -75,6 +77,8 @@ def payload(name: str) -> bytes:
         return f"[core]\n\trepositoryformatversion = 0\n\tfsmonitor = {TOUCH}; false\n".encode()
     if name.endswith(".py"):
         return f"import pathlib\npathlib.Path({CANARY!r}).touch()\n".encode()
+    if name.endswith("test_it.txt"):
+        return f">>> open({CANARY!r}, 'w').close()\n".encode()
     return f"#!/bin/sh\n{TOUCH}\n".encode()
 
 

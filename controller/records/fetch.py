@@ -20,7 +20,7 @@ from controller.core.text import finite_number, is_folder, object_url, one_line
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 from controller.records.ledger import parse_record
-from controller.records.local_names import split_names
+from controller.records.local_names import content_problem, split_names
 
 PART_BYTES = 8 << 20
 
@@ -92,7 +92,8 @@ def fetch_file(
         moved: called with the number of bytes after each part.
 
     Raises:
-        CloudError: the content is not what the object's checksum says, or the object has changed meanwhile.
+        CloudError: the content is not what the object's checksum says, or is obeyed by tools, or the object has changed
+            meanwhile.
     """
     where = object_url(bucket, file.name)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +118,9 @@ def fetch_file(
     if file.md5 and _md5(partial) != file.md5:
         partial.unlink()
         raise CloudError(f"{where}: the downloaded content does not match its checksum; try again")
+    if problem := content_problem(target.name, partial):
+        partial.unlink()
+        raise CloudError(f"{where} {problem}")
     partial.replace(target)
 
 

@@ -7,7 +7,8 @@ Most of those are hidden; of the hidden ones only those of known formats are wri
 
 import unicodedata
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 MAX_NAME_BYTES = 200
 """File systems allow 255; the rest is for the name of an unfinished download."""
@@ -60,6 +61,10 @@ RESERVED = frozenset(("con", "prn", "aux", "nul", "conin$", "conout$", "clock$")
     f"{port}{number}" for port in ("com", "lpt") for number in "0123456789"
 }
 """Devices of Windows, also with an ending."""
+TESTS = ("test_*.py", "*_test.py")
+"""What pytest imports, in whatever folder below."""
+DOCTESTS = "test*.txt"
+"""What pytest runs if it holds a prompt of Python's: a name that results may well have."""
 MODULE_ENDINGS = ("py", "pyc", "pyd", "pyw", "so", "dylib")
 IGNORED_CATEGORIES = ("Cf", "Mn")
 """Characters that do not show, some of which file systems leave out of a comparison: https://git-scm.com/docs/git-config
@@ -91,7 +96,17 @@ def _part_problem(part: str) -> str:
         return "is the short name of a hidden folder"  # GIT~1 on Windows
     if name[0] == "." and name not in HIDDEN_DATA:
         return "is hidden, and tools obey such files"
+    if any(fnmatchcase(name, test) for test in TESTS):
+        return "would be imported by a pytest that finds it"
     return "is obeyed by tools that find it" if name in OBEYED or name.endswith(OBEYED_ENDINGS) else ""
+
+
+def content_problem(name: str, content: Path) -> str:
+    """Return why a file of this name and content is not kept; empty if it is."""
+    if not fnmatchcase(_compared(name), DOCTESTS):
+        return ""
+    with content.open("rb") as lines:
+        return "would be run by a pytest that finds it" if any(b">>>" in line for line in lines) else ""
 
 
 def _path_problem(parts: list[str]) -> str:

@@ -16,7 +16,7 @@ READ_ANYWHERE = (
     ".pdbrc", ".ipython", ".pth", ".autoenv", ".direnv", ".husky", ".github", ".htaccess", ".pylintrc",
     ".coveragerc", ".flake8", ".pytest.ini",
     "conftest.py", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "hydra_plugins", "AGENTS.md", "a.pth",
-    "a.desktop", "a.lnk", "CLAUDE.md", "a.library-ms", "x.code-workspace", "HEAD",
+    "a.desktop", "a.lnk", "test_it.py", "it_test.py", "CLAUDE.md", "a.library-ms", "x.code-workspace", "HEAD",
 )  # fmt: skip
 READ_AT_THE_TOP = (
     "pyproject.toml", "setup.py", "setup.cfg", "pytest.ini", "tox.ini", "mypy.ini", "Makefile", "GNUmakefile",
@@ -32,7 +32,7 @@ WRITTEN = (
     "plan.yaml",
     "a..b", "git", "gitlab", "console.txt", "commit.txt", "日本.txt", "token/1", "trainer/metrics.json",
     "wandb/run-1/files/config.yaml", "numpy/x.npy",
-    "a/matplotlibrc", "builds/x",
+    "a/matplotlibrc", "builds/x", "a/test.py", "test_loss.txt",
 )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_no_name_is_obeyed_leads_out_or_blocks_the_rest(
     for words in (
         ["git", "status"],
         [sys.executable, "-c", "import json, random"],
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         ["bash", "-lic", "true"],
     ):
         subprocess.run(
