@@ -32,7 +32,7 @@ WRITTEN = (
     "plan.yaml",
     "a..b", "git", "gitlab", "console.txt", "commit.txt", "日本.txt", "token/1", "trainer/metrics.json",
     "wandb/run-1/files/config.yaml", "numpy/x.npy",
-    "a/matplotlibrc", "builds/x", "a/test.py", "test_loss.txt",
+    "a/matplotlibrc", "builds/x", "build/x.txt", "workspace/x.csv", "a/test.py", "test_loss.txt",
 )  # fmt: skip
 
 
