@@ -16,7 +16,7 @@ from conf.strict_json import dumps
 from controller.cli.main import Command
 from controller.context import format_size
 from controller.core.errors import CloudError, ConfigError
-from controller.core.text import one_line, plural, printable
+from controller.core.text import object_url, one_line, plural, printable
 from controller.core.this_process import run_program
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.inputs.modules import references
@@ -56,6 +56,9 @@ def run_get(command: Command) -> int:
         there, fetched, skipped = _download(session, files, folder, quiet=command.flags.json)
     for path, why in skipped.items():
         print(f"warning: skipped {one_line(path)}: {why}", file=sys.stderr)
+    if skipped:
+        stays = object_url(session.plan.bucket, session.ledger.prefix)
+        print(f"warning: what was skipped stays in {stays}", file=sys.stderr)
     if command.flags.json:
         rows = [{"path": path, "why": why} for path, why in skipped.items()]
         print(dumps({"folder": str(folder), "files": there, "downloaded": fetched, "skipped": rows}))

@@ -60,6 +60,7 @@ def test_get_skips_what_tools_obey_and_writes_the_rest(
     assert {name: (folder / name).read_bytes() for name in GOOD} == GOOD
     assert said.out == f"{len(GOOD)} files in {folder}/; {len(BAD)} skipped\n"
     assert said.err.count("warning: skipped ") == len(BAD)
+    assert said.err.endswith(f"what was skipped stays in gs://b/runs/{RUN}\n")
     assert "\x1b" not in said.err
     assert [path.name for path in home.parent.iterdir()] == ["got"], "nothing is outside"
     assert main.run(["get", RUN, "--to", str(folder), "--json"]) == 1
