@@ -370,6 +370,7 @@ def delete_pods(options: RunOptions) -> list[str]:
             if not confirm("Continue?", yes=options.yes, details=[f"This ends {ended}"]):
                 reasons = [f"{', '.join(running)} is running on the pods"] if running else []
                 reasons += [f"{other.record} controls the sweep"] if other is not None else []
+                reasons = reasons or ["a controller on this machine is starting the sweep"]
                 raise ConfigError(f"nothing was deleted; {'; '.join(reasons)}; pass --yes to skip the prompt")
         with lease.released_on_exit(), options.showing(f"deleting {plural(len(nodes), 'pod')}"):
             end_starting(context, lease, session.lock_file, session.definition.id, "deleted")

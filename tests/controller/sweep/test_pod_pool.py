@@ -15,6 +15,7 @@ from controller.plan.project_steps import shared_resources
 from controller.reconcile import reconcile
 from controller.records import index
 from controller.resources.pod.capacity_log import load_entries
+from controller.run.driven_here import driven_here
 from controller.run.estimate import estimate_run
 from controller.sweep.definition import Estimate, define_sweep, estimate
 from controller.sweep.pod_pool import GridSource
@@ -174,6 +175,15 @@ def test_a_sweep_that_another_controller_drives_is_left_to_it(slipway: SlipwayCl
     assert "controls this sweep (last seen" in err
     assert slipway("status", *words)[1].splitlines()[1].startswith("controlled by anna@lab")
     assert pods(slipway.cloud().get("state")) == {}
+
+
+@pytest.mark.e2e
+def test_down_asks_before_it_ends_a_controller_that_has_no_lease_yet(slipway: SlipwayCli) -> None:
+    words = ["-m", "tpu=v5litepod_1", TWO_PODS, ECHO_COMMAND, "run.seed=0,1"]
+    with open_sweep(main.parse(["plan", *slipway.line(*words)]).options) as session, driven_here(session.lock_file):
+        code, _, err = slipway("down", *words)
+    assert code == 2
+    assert "nothing was deleted; a controller on this machine is starting the sweep; pass --yes" in err
 
 
 @pytest.mark.e2e
