@@ -168,13 +168,12 @@ def download_record(here: Config, run_id: str) -> RunRecord:
     """Download the record of a run from the bucket of a config. Raises ConfigError if there is none."""
     project = project_of(here)
     bucket = bucket_name(here, project)
-    unknown = f"{run_id}: no such run on this machine{_similar_runs(here, run_id)}"
     try:
         with open_context(here) as (context, _):
             content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
     except NoCredentialsError as error:
         where = "the bucket" if missing_project(project) else f"gs://{bucket}"
-        raise ConfigError(f"{unknown}, and {where} cannot be read: {error}") from None
+        raise ConfigError(f"{_no_record(here, run_id)}, and {where} cannot be read: {error}") from None
     if content is None:
         raise ConfigError(
             f"--run {run_id}: no such run on this machine or in {object_url(bucket)}; `slipway runs` lists runs; to "
@@ -192,11 +191,14 @@ def download_record(here: Config, run_id: str) -> RunRecord:
     return document
 
 
-def _similar_runs(here: Config, run_id: str) -> str:
-    """Return the closest run of this machine's table, in parentheses; empty if none resembles the id."""
-    known = [row["run"] for row in index.load_rows(Path(here.run.state_dir).expanduser())]
+def _no_record(here: Config, run_id: str) -> str:
+    """Say that this machine has no record of a run, and what its table of runs says of it, or which id is close."""
+    known = {row["run"]: row for row in index.load_rows(Path(here.run.state_dir).expanduser())}
+    if run_id in known:
+        cloud = one_line(known[run_id].get("cloud") or "unknown")
+        return f"{run_id}: no record of it on this machine (the table of runs has it, with cloud={cloud:.20})"
     near = difflib.get_close_matches(run_id, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    return f"{run_id}: no such run on this machine{f' (did you mean {near[0]}?)' if near else ''}"
 
 
 def recorded_config(document: RunRecord, folder: Path) -> Config:

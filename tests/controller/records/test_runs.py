@@ -250,6 +250,10 @@ def test_a_run_that_nobody_knows_is_said_before_missing_credentials(
         assert main.run(words) == 2
         near = "no such run on this machine (did you mean quickstart-0b1c2d3e?)"
         assert f"quickstart-0b1c2d3f: {near}, and the bucket cannot be read" in capsys.readouterr().err
+    index.append_rows(home, [{"run": "quickstart-0b1c2d3e", "cloud": "here"}])
+    assert main.run(["status", "--run", "quickstart-0b1c2d3e"]) == 2
+    known = "no record of it on this machine (the table of runs has it, with cloud=here)"
+    assert f"quickstart-0b1c2d3e: {known}, and the bucket cannot be read" in capsys.readouterr().err
 
 
 def test_in_80_columns_the_table_keeps_hash_state_and_overrides() -> None:
