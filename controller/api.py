@@ -170,8 +170,8 @@ def cancel(*overrides: str, run: str | None = None) -> bool:
 
     with _session(overrides, run) as session:
         ended = cancel_run(session, lambda message: None)
-    if ended.problems:
-        raise CloudError(ended.problems[0])
+    if ended.problem:
+        raise CloudError(ended.problem)
     return ended.cancelled
 
 

@@ -25,14 +25,14 @@ class Cancellation:
         finished: whether it has a result.
         running: the runs on the pod.
         pod_is_there: whether a pod stays.
-        problems: what keeps a controller of the run from learning of its end.
+        problem: that a controller of the run goes on, and what keeps it from learning of the end; "" if nothing does.
     """
 
     cancelled: bool
     finished: bool
     running: frozenset[str]
     pod_is_there: bool
-    problems: tuple[str, ...]
+    problem: str
 
 
 def cancel_run(session: Session, tell: Callable[[str], object]) -> Cancellation:
@@ -57,7 +57,8 @@ def cancel_run(session: Session, tell: Callable[[str], object]) -> Cancellation:
         finished = False
     cancelled = (was_running or had_controller) and not finished
     pod_is_there = session.plan.config.cloud.kind != "here" and not isinstance(session.node(), Absent)
-    return Cancellation(cancelled, finished, frozenset(running), pod_is_there, tuple(problems))
+    told = f"a controller that drives {session.plan.run_id} goes on with it, for it was not told: "
+    return Cancellation(cancelled, finished, frozenset(running), pod_is_there, told + problems[0] if problems else "")
 
 
 def _end_controllers(session: Session, tell: Callable[[str], object], *, is_recorded: bool) -> bool:

@@ -60,8 +60,8 @@ def run_cancel(command: Command) -> int:
         state = "has finished: nothing was cancelled" if ended.finished else "is not running"
         others = f"; running on the pod: {', '.join(sorted(ended.running))}" if ended.running else ""
         print_wrapped([f"{run_id} {state}{others}"])
-    if ended.problems:
-        raise CloudError(f"a controller that drives {run_id} goes on with it, for it was not told: {ended.problems[0]}")
+    if ended.problem:
+        raise CloudError(ended.problem)
     return 0
 
 
