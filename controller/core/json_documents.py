@@ -119,6 +119,8 @@ def try_lock(file: IO[bytes]) -> bool:
             if time.monotonic() >= late:
                 return False
             time.sleep(LOCK_SECONDS / 10)
+        except OSError:  # a file system without locks
+            return False
         else:
             return True
 

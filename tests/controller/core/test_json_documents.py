@@ -1,6 +1,7 @@
 """What the controller keeps in the bucket and on this machine, against golden files; and memory that is given back."""
 
 import ctypes
+import errno
 import fcntl
 import json
 from collections.abc import Callable
@@ -105,6 +106,16 @@ def test_a_stopped_process_amid_an_append_holds_up_nobody(tmp_path: Path) -> Non
         assert table.read_text() == '[]\n{"a": 1}\n'
     index.mend(tmp_path)
     assert "a" not in table.read_text()
+
+
+def test_a_file_system_without_locks_takes_lines_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    append_lines(tmp_path / "notes", "[]\n")
+    append_lines(tmp_path / "notes", "{}\n")
+    assert (tmp_path / "notes").read_text() == "[]\n{}\n"
 
 
 def test_run_yaml() -> None:
