@@ -144,14 +144,8 @@ def repository_problem(paths: Iterable[str]) -> str:
 
 def split_names(paths: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Return the paths that are written, and why each other one is not."""
-    refused: dict[str, str] = {}
-    kept: list[str] = []
-    paths = list(paths)
-    folders = {str(above) for path in paths if not name_problem(path) for above in PurePosixPath(path).parents}
-    for path in paths:
-        problem = name_problem(path) or ("is also the folder of other files" if path in folders else "")
-        if problem:
-            refused[path] = problem
-        else:
-            kept.append(path)
-    return kept, refused
+    problems = {path: name_problem(path) for path in paths}
+    kept = [path for path, problem in problems.items() if not problem]
+    folders = {str(above) for path in kept for above in PurePosixPath(path).parents}
+    problems |= dict.fromkeys(folders.intersection(kept), "is also the folder of other files")
+    return [path for path in kept if not problems[path]], {path: why for path, why in problems.items() if why}
