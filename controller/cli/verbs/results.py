@@ -18,7 +18,7 @@ from controller.context import format_size
 from controller.core.errors import CloudError, ConfigError
 from controller.core.text import object_url, one_line, plural, printable
 from controller.core.this_process import run_program
-from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.gcp.google_errors import GoogleError
 from controller.inputs.modules import references
 from controller.plan.build import Plan
 from controller.records import recorder
@@ -101,10 +101,8 @@ def _download(
         show = partial(line.show, f"{number}/{len(missing)}  {file.path}", total)
         try:
             fetch_file(session.context.google, session.plan.bucket, file, target, show)
-        except GoogleError as error:
-            if not isinstance(error, NotFoundError):
-                raise
-            skipped[file.path] = str(error)
+        except GoogleError:
+            raise
         except CloudError as error:  # of this object alone
             skipped[file.path] = str(error)
         except OSError as error:
