@@ -36,7 +36,8 @@ OBEYED_AT_THE_TOP = frozenset((
     # programs whose settings name code, commands or a server that gets a key
     "matplotlibrc", "ansible.cfg", "jupyter_config.json", "jupyter_notebook_config.json", "jupyter_server_config.json",
 ))  # fmt: skip
-"""Files that tools read in the folder in which they are started; folders may have these names."""
+"""What tools read in the folder in which they are started. Results may have folders named `build` or `workspace`, but a
+`shell.nix` may be a folder too."""
 REPOSITORIES = frozenset((".git", ".hg", ".jj"))
 """Folders whose settings name commands, which a prompt of a shell is enough to run. Slipway ships none as code."""
 BARE_REPOSITORY = "head"
@@ -112,7 +113,7 @@ def content_problem(name: str, content: Path) -> str:
 def _path_problem(parts: list[str]) -> str:
     """Return why no file gets this path, though its names alone would do."""
     first = _compared(parts[0])
-    if len(parts) == 1 and first in OBEYED_AT_THE_TOP:
+    if first in OBEYED_AT_THE_TOP and (len(parts) == 1 or "." in first):
         return "is obeyed by tools that are started there"
     if _compared(parts[-1]) == BARE_REPOSITORY:
         return "would make the folder a git repository"

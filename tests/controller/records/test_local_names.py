@@ -67,7 +67,7 @@ def test_what_tools_read_where_they_start_is_not_written_at_the_top(name: str) -
         "a/com1", "LPT9.log", "aux .txt", "-rf", "a/--checkpoint-action=exec=sh x", "git~1/config", "GIT~2", "x" * 201,
         "é" * 101, "a/" * 1200 + "b", "json/__init__.py", "typing/__init__.pyc", "numpy/__init__.py",
         "jax/__init__.pyc", "wandb/settings",
-        "WandB/Settings.", "slipway/mine.yaml",
+        "WandB/Settings.", "slipway/mine.yaml", "shell.nix/default.nix",
     ],
 )  # fmt: skip
 def test_what_is_no_name_of_a_file_here_is_not_written(path: str) -> None:
