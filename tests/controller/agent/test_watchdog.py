@@ -146,6 +146,7 @@ def test_damaged_orders_end_no_supervisor(text: str, worker: AgentWorker, monkey
         monkeypatch.setenv(name, value)
     (worker.root / "watchdog.json").write_text(text)
     keep_watchdog()
+    assert not (worker.root / "watchdog-pid.json").exists(), "nothing is started by them"
 
 
 @pytest.mark.parametrize("name", ["watchdog.json", "watchdog-pid.json"])
