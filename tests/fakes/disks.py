@@ -82,8 +82,10 @@ def _files_for_folders(state: Path) -> None:
         (state / name).write_text("in the way")
 
 
+OF_LINES = "full at each write"
+"""The damage that concerns files of lines alone."""
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "full at each write": _each(lambda file: _replace(file, _link_to_full) if file.suffix == ".jsonl" else None),
+    OF_LINES: _each(lambda file: _replace(file, _link_to_full) if file.suffix == ".jsonl" else None),
     "deleted": _delete,
     "files in place of folders": _files_for_folders,
     "folders in place of files": _each(lambda file: _replace(file, Path.mkdir)),

@@ -14,7 +14,7 @@ import psutil
 
 from controller.localcloud.vms.processes import MARKER
 from tests.controller.run.test_damaged_objects import CONTENTS
-from tests.fakes.disks import DAMAGES, damaged
+from tests.fakes.disks import DAMAGES, OF_LINES, notes_of
 from tests.scenarios.chaos.counter import STEPS
 from tests.soak.laptops import FILL
 
@@ -104,21 +104,28 @@ def pause_controller(world: "World", draw: random.Random) -> str:
     return f"stopped for {seconds:g} s"
 
 
+def _of_the_pod(world: "World", fault: dict[str, Any], did: str) -> str:
+    """Let a fault befall the pod, at once or as soon as it is ready."""
+    if not world.pods():
+        return ""
+    world.fault(fault)
+    return did
+
+
 def clock(world: "World", draw: random.Random) -> str:
     seconds = draw.choice([-86400.0, -3600.0, 3600.0, 86400.0])
-    world.fault({"kind": "worker_clock", "seconds": seconds, "worker": draw.choice([None, 0])})
-    return f"{seconds:+.0f} s"
+    fault = {"kind": "worker_clock", "seconds": seconds, "worker": draw.choice([None, 0])}
+    return _of_the_pod(world, fault, f"{seconds:+.0f} s")
 
 
 def fill_disk(world: "World", draw: random.Random) -> str:
     seconds = round(draw.uniform(0.5, 4.0), 1)
-    world.fault({"kind": "disk_full", "seconds": seconds, "worker": draw.choice([None, 0])})
-    return f"full for {seconds} s"
+    fault = {"kind": "disk_full", "seconds": seconds, "worker": draw.choice([None, 0])}
+    return _of_the_pod(world, fault, f"full for {seconds} s")
 
 
 def preempt(world: "World", draw: random.Random) -> str:
-    world.fault({"kind": "preempted", "notice_seconds": draw.choice([None, None, 1.0])})
-    return "preempted"
+    return _of_the_pod(world, {"kind": "preempted", "notice_seconds": draw.choice([None, None, 1.0])}, "preempted")
 
 
 def spoil(pattern: re.Pattern[str], *, delete: bool) -> Callable[["World", random.Random], str]:
@@ -163,10 +170,12 @@ def spoil_checkpoint(world: "World", draw: random.Random) -> str:
 
 
 def spoil_folder(world: "World", draw: random.Random) -> str:
-    how = draw.choice(list(DAMAGES))
-    with suppress(OSError), damaged(world.laptops[0].home, how):  # the controller writes there meanwhile
-        pass
-    return how
+    home, how, struck = world.laptops[0].home, draw.choice(list(DAMAGES)), False
+    with suppress(OSError):  # the controller writes there meanwhile
+        struck = any(how != OF_LINES or file.suffix == ".jsonl" for file in notes_of(home))
+        if struck:
+            DAMAGES[how](home)
+    return how if struck else ""
 
 
 def fill_folder(world: "World", draw: random.Random) -> str:

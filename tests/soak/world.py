@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from controller import emulator
 from controller.config.compose import compose
+from controller.core.errors import OverBudgetError
 from controller.emulator import Emulator
 from tests import planes
 from tests.scenarios.chaos import counter
@@ -214,6 +215,8 @@ class World:
             hours = LIMIT_HOURS
         for missed in waiting:
             self.struck.setdefault(missed.what, "")
+        if BUDGET in self.struck and OverBudgetError.exit_code not in codes:
+            self.struck[BUDGET] = ""
         return self._end(codes)
 
     def _follow(self, waiting: list[Disturbance]) -> None:
@@ -289,7 +292,7 @@ class World:
         else:
             self._check(code in range(1, 10), f"{name} exits with {code}")
             self._check(any(line.startswith("error: ") and line[7:].strip() for line in lines), f"{name}: no reason")
-        if code == 7:
+        if code == OverBudgetError.exit_code:
             late = self.billed - hours * 3600
             self._check(late < LATE_SECONDS, f"the budget is exceeded by {late:.0f} s")
             self._check(not self.pods(), "a run over its budget leaves its pod")
