@@ -33,6 +33,7 @@ class Slipway:
 
     words: tuple[str, ...]
     file: Path
+    """What it says. Before the file is there, FILL would end it."""
     process: Any
     killed: bool = False
 
@@ -78,13 +79,13 @@ def be_slipway(words: tuple[str, ...], home: str, repository: str, file: str, ju
     from tests.fakes.disks import refusing_writes
     from tests.scenarios.chaos.hurried import use_fast_clock
 
+    full = contextlib.ExitStack()
+    signal.signal(FILL, lambda *_: full.enter_context(refusing_writes(Path(home), errno.ENOSPC)))
     said = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(said, 1)
     os.dup2(said, 2)
     os.environ |= {"SLIPWAY_HOME": home, "PYTHONPATH": str(ROOT)}
     os.chdir(repository)
-    full = contextlib.ExitStack()
-    signal.signal(FILL, lambda *_: full.enter_context(refusing_writes(Path(home), errno.ENOSPC)))
     with use_fast_clock(jump):
         code = main.run(words)
     sys.stdout.flush()

@@ -179,7 +179,7 @@ def spoil_folder(world: "World", draw: random.Random) -> str:
 
 
 def fill_folder(world: "World", draw: random.Random) -> str:
-    alive = [one for one in world.laptops[0].started if one.alive]
+    alive = [one for one in world.laptops[0].started if one.alive and one.file.exists()]
     if not alive:
         return ""
     alive[-1].signal(FILL)
