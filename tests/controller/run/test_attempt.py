@@ -1,8 +1,6 @@
 """What a controller does about another run on its pod, about its run on another one, and what it launches."""
 
 import json
-from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +11,6 @@ from conf.formats import POD_VARIABLE, attempt_token
 from conf.schema.training.loop import GrpoLoop
 from controller.core.errors import ConfigError, LeaseLostError
 from controller.core.this_process import Clock
-from controller.gcp.client import GoogleClient
 from controller.gcp.folder_store import FolderClient
 from controller.gcp.google_errors import GoogleError
 from controller.lease import LeaseHeldError
@@ -23,7 +20,7 @@ from controller.resources.machines import Watchdog
 from controller.run import attempt
 from controller.run.attempt import GRACE_SECONDS, LEAST_SECONDS, AttemptRunner, BudgetDeadline
 from controller.run.drive import RunDriver
-from controller.run.launch import PEER_PORT, PodQueue, _start, launch, sampler_secrets
+from controller.run.launch import PEER_PORT, _start, launch, sampler_secrets
 from controller.run.standby import LeaderGaveUpError, RemoteStandby, StandbyOutcome
 from controller.ssh.fleet import Fleet, WorkerError
 from tests.fakes.clock import ManualClock
@@ -325,55 +322,3 @@ def test_a_controller_that_has_lost_its_lease_sends_nothing_and_ends(monkeypatch
     with pytest.raises(LeaseLostError):
         run.at(1.5)
     assert run.orders == with_grace(2.0)
-
-
-BUCKET_TIME = "2026-01-01T00:{:02}:{:02}.000Z"
-
-
-class QueueBucket(GoogleClient):
-    """Places in the queue, with the times of the bucket's own clock."""
-
-    def __init__(self) -> None:
-        super().__init__(None, Clock())
-        self.seconds, self.places = 0, dict[str, tuple[bytes, int]]()
-
-    def upload(self, bucket: str, name: str, content: bytes, **_: Any) -> dict[str, Any]:
-        self.places[name] = content, self.seconds
-        return self.object_metadata(bucket, name)[0]
-
-    def list_all(self, *_: Any, **__: Any) -> Any:
-        return iter([{"name": name} for name in self.places])
-
-    def download(self, bucket: str, name: str) -> bytes:
-        return self.places[name][0]
-
-    def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
-        now = datetime.fromisoformat(BUCKET_TIME.format(*divmod(self.seconds, 60))).timestamp()
-        return {"updated": BUCKET_TIME.format(*divmod(self.places[name][1], 60))}, now
-
-    def call(self, api: str, method: str, **given: Any) -> dict[str, Any]:
-        assert method == "objects.delete"
-        del self.places[given["object"]]
-        return {}
-
-
-@pytest.mark.parametrize("off", [0.0, 3600.0, -3600.0, 1e9])
-def test_a_controller_whose_clock_is_wrong_neither_jumps_nor_blocks_the_queue(off: float) -> None:
-    """Ahead or behind: who came first is first, who lives stays, and who has died holds nobody up."""
-    bucket = QueueBucket()
-    clocks = {"first": ManualClock(start=off), "second": ManualClock(), "third": ManualClock(start=-off)}
-    queues = {run: PodQueue(bucket, clock, "b", "pod") for run, clock in clocks.items()}
-    with ExitStack() as waiting:
-        refresh = dict[str, Any]()
-        for run, queue in queues.items():
-            refresh[run] = waiting.enter_context(queue.enqueued(run))
-            bucket.seconds += 5
-        for _ in range(10):  # the first one has died
-            assert {tuple(queue.waiting_runs()) for queue in queues.values()} == {("first", "second", "third")}
-            bucket.seconds += 10
-            for run in ("second", "third"):
-                clocks[run].elapsed += 10
-                refresh[run]()
-        bucket.seconds += 10
-        assert {tuple(queue.waiting_runs()) for queue in queues.values()} == {("second", "third")}
-    assert bucket.places == {}

@@ -1,52 +1,73 @@
 """The queue of a pod when clocks of its waiters are wrong: only the bucket's counts."""
 
-import os
-import time
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from controller.core.this_process import Clock
+from controller.gcp.client import GoogleClient
 from controller.gcp.folder_store import FolderClient
-from controller.run.launch import QUEUE_REFRESH_SECONDS, QUEUE_STALE_SECONDS, PodQueue
+from controller.run.launch import PodQueue
 from tests.fakes.clock import ManualClock
 
-OFF = {"right": 0.0, "an hour ahead": 3600.0, "an hour behind": -3600.0, "of 1970": -time.time(), "of 2100": 2e9}
+BUCKET_TIME = "2026-01-01T00:{:02}:{:02}.000Z"
 
 
-def queue(folder: Path, off: float) -> tuple[PodQueue, ManualClock]:
-    clock = ManualClock(time.time() + off)
-    return PodQueue(FolderClient(clock), clock, str(folder), "pod"), clock
+class QueueBucket(GoogleClient):
+    """Places in the queue, with the times of the bucket's own clock."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Clock())
+        self.seconds, self.places = 0, dict[str, tuple[bytes, int]]()
+
+    def upload(self, bucket: str, name: str, content: bytes, **_: Any) -> dict[str, Any]:
+        self.places[name] = content, self.seconds
+        return self.object_metadata(bucket, name)[0]
+
+    def list_all(self, *_: Any, **__: Any) -> Any:
+        return iter([{"name": name} for name in self.places])
+
+    def download(self, bucket: str, name: str) -> bytes:
+        return self.places[name][0]
+
+    def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
+        now = datetime.fromisoformat(BUCKET_TIME.format(*divmod(self.seconds, 60))).timestamp()
+        return {"updated": BUCKET_TIME.format(*divmod(self.places[name][1], 60))}, now
+
+    def call(self, api: str, method: str, **given: Any) -> dict[str, Any]:
+        assert method == "objects.delete"
+        del self.places[given["object"]]
+        return {}
 
 
-@pytest.mark.parametrize("first", OFF)
-@pytest.mark.parametrize("second", OFF)
-def test_the_order_is_that_of_arrival(first: str, second: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("off", [0.0, 3600.0, -3600.0, 1e9])
+def test_a_controller_whose_clock_is_wrong_neither_jumps_nor_blocks_the_queue(off: float) -> None:
+    """Ahead or behind: who came first is first, who lives stays, and who has died holds nobody up."""
+    bucket = QueueBucket()
+    clocks = {"first": ManualClock(start=off), "second": ManualClock(), "third": ManualClock(start=-off)}
+    queues = {run: PodQueue(bucket, clock, "b", "pod") for run, clock in clocks.items()}
     with ExitStack() as waiting:
-        for name, clock_name in (("run-b", first), ("run-a", second)):
-            mine, clock = queue(tmp_path, OFF[clock_name])
-            refresh = waiting.enter_context(mine.enqueued(name))
-            time.sleep(0.002)
-            clock.elapsed += QUEUE_REFRESH_SECONDS
-            refresh()
-            time.sleep(0.002)
-        for off in OFF.values():
-            assert queue(tmp_path, off)[0].waiting_runs() == ["run-b", "run-a"]
-
-
-@pytest.mark.parametrize("clock_name", OFF)
-def test_a_dead_waiter_holds_up_nobody(clock_name: str, tmp_path: Path) -> None:
-    dead, _ = queue(tmp_path, OFF[clock_name])
-    with dead.enqueued("run-1"):
-        [file] = tmp_path.rglob("run-1.json")
-        old = time.time() - QUEUE_STALE_SECONDS - 1.0
-        os.utime(file, (old, old))
-        for off in OFF.values():
-            assert queue(tmp_path, off)[0].waiting_runs() == []
+        refresh = dict[str, Any]()
+        for run, queue in queues.items():
+            refresh[run] = waiting.enter_context(queue.enqueued(run))
+            bucket.seconds += 5
+        for _ in range(10):  # the first one has died
+            assert {tuple(queue.waiting_runs()) for queue in queues.values()} == {("first", "second", "third")}
+            bucket.seconds += 10
+            for run in ("second", "third"):
+                clocks[run].elapsed += 10
+                refresh[run]()
+        bucket.seconds += 10
+        assert {tuple(queue.waiting_runs()) for queue in queues.values()} == {("second", "third")}
+    assert bucket.places == {}
 
 
 def test_a_place_of_other_types_is_damaged(tmp_path: Path) -> None:
-    mine, _ = queue(tmp_path, 0.0)
+    clock = ManualClock()
+    mine = PodQueue(FolderClient(clock), clock, str(tmp_path), "pod")
     with mine.enqueued("run-1"):
         [file] = tmp_path.rglob("run-1.json")
         file.write_text('{"format": 1, "run_id": "run-1", "since": "x", "refreshed": []}')
