@@ -37,7 +37,7 @@ def refusing_writes(folder: Path, number: int) -> Iterator[None]:
     if _refuse not in _installed:
         sys.addaudithook(_refuse)
         _installed.append(_refuse)
-    _state.append((folder, number))
+    _state[:] = [(folder, number)]
     try:
         yield
     finally:
