@@ -112,8 +112,14 @@ def test_an_interrupt_during_a_look_ends_it_without_a_word() -> None:
 
 
 def test_a_look_that_hangs_holds_up_nothing() -> None:
-    pod, go_on = Watched(ALIVE), threading.Event()
-    pod.watch._fleet = cast(Any, SimpleNamespace(call_all=lambda *_, **__: [go_on.wait(60.0) and ALIVE]))
+    pod, go_on, looks = Watched(ALIVE), threading.Event(), list[dict[str, Any]]()
+
+    def hang(*_: Any, **__: Any) -> list[dict[str, Any]]:
+        looks.append(ALIVE)
+        go_on.wait(60.0)
+        return looks
+
+    pod.watch._fleet = cast(Any, SimpleNamespace(call_all=hang))
     for _ in range(1000):
         pod.clock.elapsed += 1.0
         pod.watch.tick()
@@ -122,3 +128,4 @@ def test_a_look_that_hangs_holds_up_nothing() -> None:
     assert look.is_alive()
     go_on.set()
     look.join()
+    assert len(looks) == 1
