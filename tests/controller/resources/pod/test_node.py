@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.core.this_process import InterruptedSleepError
 from controller.gcp.google_errors import GoogleError
-from controller.reconcile import Absent, Diff, Pending
+from controller.reconcile import Absent
 from controller.resources.pod.planes import PLANES
 from controller.resources.pod.provisioner import NOT_OBSERVED, PodStatus, SliceStatus
 from controller.resources.pod.slices import hidden_place
@@ -355,20 +354,6 @@ def test_missing_rights_are_requested_once_and_waited_for(project: EmulatedProje
     made.down()
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: EmulatedProject, is_killed: bool) -> None:
-    """Also where another controller, which was killed while it waited, has made it."""
-    made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
-    project.inject_fault(kind="stockout", times=1000, zone=A)
-    if is_killed:
-        request(made)
-        assert isinstance(made.observe(), Pending)
-    assert made.up().place.zone == B
-    assert is_killed or "still waiting for resources after" in made.notes
-    assert made.leftovers() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
-    made.down()
-
-
 def request(made: Pod) -> None:
     """Send the request of a search that is killed right after it."""
     search = made.node._search(made.project.context)
@@ -384,34 +369,3 @@ def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, stat
     assert made.up().status.state == "READY"
     assert f"the node is {state.lower()}: deleting and recreating it" in made.notes
     made.down()
-
-
-def test_an_expired_request_is_deleted(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=queued", "tpu.valid_until_hours=0.00005", max_create_attempts=2)
-    project.inject_fault(kind="stockout", times=100000)
-    with pytest.raises(RetriesExhaustedError, match="no capacity"):
-        made.up()
-    assert len(made.creation_requests()) == 2
-    assert made.leftovers() == []
-
-
-def test_whoever_stops_waiting_is_told_that_the_request_stays(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=queued")
-    project.inject_fault(kind="stockout", times=100000)
-    project.clock.interrupt_at = 3
-    with pytest.raises(InterruptedSleepError):
-        made.node.apply(project.context, {}, Diff("create"))
-    assert "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it" in made.notes
-    assert isinstance(made.observe(), Pending)
-    made.down()
-
-
-def test_flex_start_is_asked_for_through_the_newer_api(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.capacity=flex_start")
-    assert made.up().place.capacity == "flex_start"
-    [creation] = made.creation_requests()
-    assert "/v2alpha1/" in creation["path"]
-    assert creation["body"]["provisioningModel"] == "FLEX_START"
-    assert made.up().status.state == "READY"
-    made.down()
-    assert made.leftovers() == []
