@@ -13,13 +13,7 @@ from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.answers import LABEL
 from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.google_errors import (
-    UNREACHABLE,
-    ConflictError,
-    ForbiddenError,
-    GoogleError,
-    ServiceDisabledError,
-)
+from controller.gcp.google_errors import UNREACHABLE, ConflictError, ForbiddenError, GoogleError, ServiceDisabledError
 from controller.resources.deletions import DeletionPendingError
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
@@ -160,49 +154,6 @@ def market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Market:
     context = make_context(None, tmp_path, clock=clock, notes=notes, poll_seconds=POLL)
     context.random_float, context.on_surplus = lambda: 1.0, surplus.append
     return Market(queue, other, context, notes, surplus)
-
-
-@pytest.mark.parametrize(
-    ("refusals", "asked_without"),
-    [
-        (
-            ["Invalid value for field 'resource.scheduling.preemptionNoticeDuration': ''. Not supported."],
-            ["", "notice"],
-        ),
-        (
-            ["preemption_notice_duration cannot be used with machine type tpu7x-standard-4t in zone a-b-c"],
-            ["", "notice"],
-        ),
-        (["Preemption notice duration is not allowed."] * 2, ["", "notice"]),
-        (["Invalid value for field 'notice': bad", "soft: not here"], [""]),
-        (["Preemption notice is not allowed", "no such colour: reddish"], ["", "notice", "colour notice"]),
-    ],
-    ids=["the field", "another spelling, beside a type", "twice", "no wish", "one after the other"],
-)
-def test_a_wish_that_google_refuses_is_dropped_once_with_a_note(
-    market: Market, monkeypatch: pytest.MonkeyPatch, refusals: list[str], asked_without: list[str]
-) -> None:
-    wishes = {"notice": ("spot", "preemption.?notice"), "colour": ("spot", "colour"), "soft": ("flex_start", "soft")}
-    advice, left, sent = PlaneAdvice("r", "t", "i", wishes=wishes), list(refusals), list[str]()
-    monkeypatch.setattr(Scripted, "advice", advice)
-    create = market.other.create
-
-    def refuse(context: Context, name: str, spec: SliceSpec, place: Place) -> Any:
-        sent.append(" ".join(sorted(spec.without)))
-        if left:
-            raise GoogleError("insert", 400, "invalid", left.pop(0))
-        return create(context, name, spec, place)
-
-    monkeypatch.setattr(market.other, "create", refuse)
-    monkeypatch.setattr(market.queue, "waits", ALONE + 100)
-    market.search().run()
-    assert sent == asked_without
-    granted = len(asked_without) > len(refusals)
-    assert [entry[1] for entry in market.entries if entry[0] == "other"] == (
-        ["granted"] if granted else ["bad_request"]
-    )
-    notes = [note for note in market.notes if "asking again without" in note]
-    assert [note.partition("without ")[2].partition(",")[0] for note in notes] == ["notice", "colour"][: len(sent) - 1]
 
 
 HERE = ["a-b-c"]
