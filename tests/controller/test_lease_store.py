@@ -15,8 +15,9 @@ from controller.gcp.google_errors import NotFoundError
 from controller.lease import Lease, ReleaseRequestedError, lease_guard
 from controller.lease_store import KEY, BucketLeaseStore, DamagedLeaseError, Identity, LeaseSnapshot, ReleaseRequest
 from tests.controller.localcloud.harness import wait_for
-from tests.controller.test_lease import FakeFile, file, last_words, lease, time
+from tests.controller.test_lease import file, time
 from tests.fakes.clock import ManualClock
+from tests.fakes.leases import FakeFile, last_words, lease
 
 TERM = Identity("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").new_record(3, 1.0, 60.0).to_json()
 

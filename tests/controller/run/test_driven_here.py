@@ -10,8 +10,8 @@ import pytest
 from controller.core.errors import CloudError, LeaseLostError
 from controller.lease import REQUEST_SECONDS
 from controller.run.driven_here import PATIENCE_SECONDS, driven_here, end_starting, is_driven_here
-from tests.controller.test_lease import FakeFile, lease
 from tests.fakes.clock import ManualClock
+from tests.fakes.leases import FakeFile, lease
 
 
 def test_a_run_is_driven_while_any_controller_drives_it(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from controller.records.ledger import Ledger
 from controller.resources.bastion_vm import Bastion
 from controller.run import standby
 from controller.run.standby import Handover
-from tests.controller.test_lease import FakeFile, lease
 from tests.fakes.clock import ManualClock
+from tests.fakes.leases import FakeFile, lease
 from tests.fakes.context import make_context
 
 
