@@ -16,8 +16,8 @@ from controller.resources.bastion_vm import Bastion
 from controller.run import standby
 from controller.run.standby import Handover
 from tests.fakes.clock import ManualClock
-from tests.fakes.leases import FakeFile, lease
 from tests.fakes.context import make_context
+from tests.fakes.leases import FakeFile, lease
 
 
 def handover(monkeypatch: pytest.MonkeyPatch, ours: Lease, clock: ManualClock, machine: object) -> Handover:
