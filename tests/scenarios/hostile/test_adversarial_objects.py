@@ -234,7 +234,7 @@ READERS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "alerts": (golden("alerts"), read_object_of_ledger),
     "scores": ({"format": 1, "metric": "m", "mode": "min", "best": 4, "scores": {"4": 0.5}}, read_scores),
     "assignment": ({"format": 1, "pod": 1, "run": RUN}, read_assignments),
-    "capacity": (golden("capacity"), lambda content: capacity_log._parse(content, "here")),
+    "capacity": (golden("capacity"), lambda content: capacity_log._parse(content)),
     "deletion": (golden("deletion"), lambda content: deletions._parse(content, "here", [])),
     "queue": ({"format": 1, "run_id": RUN, "since": 1.0}, read_queue),
     "source": ({"format": 1, "source": "gs://x/y", "revision": "", "files": [SOURCE_FILE]}, read_pinned),
