@@ -247,7 +247,7 @@ class Lease:
             try:
                 self._store.write(last, self._generation)
             except InterruptedSleepError:  # the bucket takes the next write in a second, and our clock waits no more
-                threading.Event().wait(WRITE_SECONDS)
+                self._clock.wait(threading.Event(), WRITE_SECONDS)
                 self._store.write(last, self._generation)
             except ConflictError:
                 try:
@@ -352,7 +352,7 @@ class Lease:
     def _watch(self, stop: threading.Event) -> None:
         """Renew the lease and obey requests until it is released or lost; after an error, at the next turn again."""
         renewed = self._clock.boot_time()
-        while not stop.wait(min(REQUEST_SECONDS, self._renew_seconds)):
+        while not self._clock.wait(stop, min(REQUEST_SECONDS, self._renew_seconds)):
             with self._lock:
                 if stop.is_set() or self._lost_error is not None:
                     return

@@ -26,6 +26,7 @@ from controller.localcloud import lifecycle
 from tests import agents as agents_module
 from tests.agents import ForkedAgents
 from tests.paths import ROOT
+from tests.virtual_time import VARIABLE, SharedTime, live_in
 
 START_SECONDS = 300.0
 run_in_a_process = emulator.run_emulator_verb
@@ -162,6 +163,8 @@ def serve(state: str, flags: Sequence[str], environment: Mapping[str, str], agen
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)
+    if VARIABLE in environment:
+        live_in(SharedTime(Path(environment[VARIABLE])))
     log = os.open(Path(state, "server.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(file, standard)

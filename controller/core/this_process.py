@@ -75,6 +75,10 @@ class Clock:
         if self._stop.wait(seconds):
             raise InterruptedSleepError
 
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait in the background until the event, at most so long; return whether it has come."""
+        return event.wait(seconds)
+
     def raise_if_interrupted(self) -> None:
         """Raise InterruptedSleepError if `interrupt` was called; for callers that wait by other means than `sleep`."""
         if self._stop.is_set():

@@ -263,7 +263,7 @@ class PodWatch:
                 if now - self._answered_at > self._stale_seconds:
                     self.api_up_since = now
                 self._status, self._asked_at, self._answered_at = current, asked, now
-            self._wake.wait(self._poll_seconds)
+            self._clock.wait(self._wake, self._poll_seconds)
 
 
 KEPT_CHARACTERS = 1 << 15

@@ -23,7 +23,7 @@ from controller.alerts import AlertJudge
 from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.events import Event
-from controller.core.this_process import InterruptedSleepError
+from controller.core.this_process import Clock, InterruptedSleepError
 from controller.inputs.env_inputs import Vault, address_problem
 from controller.inputs.modules import on_search_path
 from controller.plan.build import Plan
@@ -37,6 +37,7 @@ class CheckpointWatch:
 
     def __init__(
         self,
+        clock: Clock,
         look: Callable[[], tuple[int, float] | None],
         step: Callable[[], float],
         poll_seconds: float = POLL_SECONDS,
@@ -44,11 +45,12 @@ class CheckpointWatch:
         """Start to watch.
 
         Args:
+            clock: what its pauses go by.
             look: returns step and time of the newest checkpoint, or None if there is none.
             step: returns the last step that the program has reported.
             poll_seconds: time between two questions.
         """
-        self._look, self._step, self._poll_seconds = look, step, poll_seconds
+        self._clock, self._look, self._step, self._poll_seconds = clock, look, step, poll_seconds
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._found: tuple[tuple[int, float] | None, float] | None = None
@@ -65,7 +67,7 @@ class CheckpointWatch:
         self._closed.set()
 
     def _watch(self) -> None:
-        while not self._closed.wait(self._poll_seconds):
+        while not self._clock.wait(self._closed, self._poll_seconds):
             step = self._step()
             try:
                 newest = self._look()
@@ -104,7 +106,7 @@ class AlertWatch:
         """Watch while the context is open."""
         worker = threading.Thread(target=self._work, daemon=True, name="alerts")
         worker.start()
-        self._checkpoints = CheckpointWatch(self._newest_checkpoint, lambda: self._judge.step)
+        self._checkpoints = CheckpointWatch(self._context.clock, self._newest_checkpoint, lambda: self._judge.step)
         self._context.events.add_listener(self._hear)
         try:
             yield self

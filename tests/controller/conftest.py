@@ -19,6 +19,7 @@ from controller.ssh.fleet import Fleet
 from tests.controller.agent.conftest import place_agent, unpacked_agent
 from tests.controller.ssh.sshserver import SshPod
 from tests.emulators import Emulators
+from tests.virtual_time import virtual_time
 
 __all__ = ["unpacked_agent"]
 
@@ -29,7 +30,7 @@ ONE_WORKER = "tpu.accelerator_type=v5litepod-8"
 
 @dataclass
 class SlipwayCli:
-    """`slipway …` with a state folder, a repository to stand in, and a fast emulated cloud."""
+    """`slipway …` with a state folder, a repository to stand in, and an emulated cloud as strict as a user's."""
 
     home: Path
     repository: Path
@@ -45,7 +46,7 @@ class SlipwayCli:
 
     @property
     def base_overrides(self) -> list[str]:
-        return ["cloud=local", "program=command", f"env.packages={self.packages}", "cloud.operation_seconds=0"]
+        return ["cloud=local", "program=command", f"env.packages={self.packages}"]
 
     def line(self, *words: str) -> list[str]:
         """The words of a command line; its pod has one worker, unless the words choose another."""
@@ -68,14 +69,6 @@ class SlipwayCli:
         return [f"{r['method']} {r['path']}" for r in self.cloud().requests() if r["mutating"]]
 
 
-class LateCloud(SlipwayCli):
-    """The command line with an emulated cloud that has its own delays and limits: changes take effect late."""
-
-    @property
-    def base_overrides(self) -> list[str]:
-        return [*super().base_overrides, "cloud.operation_seconds=0.5"]
-
-
 @pytest.fixture
 def slipway(
     tmp_path: Path,
@@ -84,7 +77,10 @@ def slipway(
     emulators: Emulators,
     request: pytest.FixtureRequest,
 ) -> Iterator[SlipwayCli]:
-    """The command line; its emulated cloud stays awake between verbs, unless the test is marked `sleeps`."""
+    """The command line in virtual time; its emulated cloud stays awake between verbs.
+
+    That of a test marked `sleeps` does not; it is a program of its own, in real time.
+    """
     home, repository = tmp_path / "home", tmp_path / "repository"
     home.mkdir(mode=0o700)
     repository.mkdir()
@@ -96,6 +92,7 @@ def slipway(
         if request.node.get_closest_marker("sleeps") is None:
             awake.enter_context(emulator.mark_in_use(cloud))
             monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
+            awake.enter_context(virtual_time(tmp_path / "time"))
         made = SlipwayCli(home, repository, capsys, {**os.environ})
         yield made
     cloud = emulator.state_folder(str(made.home))  # a test may choose another home
@@ -153,10 +150,12 @@ TRANSIENT_KINDS = frozenset({"operation", "fault", "settings", "service"})
 
 
 def comparable_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Everything that is there, without the etags of policies and without policies that bind nobody."""
+    """Everything that is there, without how policies came about and without policies that bind nobody."""
     found = {kind: things for kind, things in state.items() if kind not in TRANSIENT_KINDS}
     found["policy"] = {
-        name: {**policy, "etag": None} for name, policy in state["policy"].items() if policy.get("bindings")
+        name: {key: value for key, value in policy.items() if key not in ("etag", "former", "effectiveAt")}
+        for name, policy in state["policy"].items()
+        if policy.get("bindings")
     }
     return found
 

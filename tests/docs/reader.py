@@ -26,6 +26,7 @@ from controller.cli.flags import flags
 from controller.records.index import RECALLING_VERBS
 from tests.docs.commands import PLACEHOLDERS, Step
 from tests.emulators import Emulators
+from tests.virtual_time import virtual_time
 
 SMALL = ("scale=tiny", "logging.log_interval=1", "tpu.accelerator_type=v5litepod-4", "env.packages=image")
 OWN_SCALE = ("plan", "fit", "rehearse")
@@ -97,8 +98,6 @@ class Reader:
         added: list[str] = []
         if any(word.startswith("+experiment=") for word in overrides) and verb not in OWN_SCALE:
             added += SMALL
-        if verb in ("up", "run", "rehearse", "witness") and "--run" not in given:
-            added.append("cloud.operation_seconds=0")
         if verb in ON_A_CLOUD and (overrides or not on_record):
             is_local = LOCAL & {*overrides} or any(word.startswith("cloud=") for word in overrides)
             added += [] if is_local else ["cloud=local"]
@@ -112,7 +111,7 @@ class Reader:
     def _elsewhere(self, typed: list[str], waits: str) -> tuple[int, str]:
         """Type a command in another terminal; if it waits for Ctrl-C, send it once it does what it says."""
         listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell may have ignored it
-        script = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
+        script = f"import signal, sys; from tests.virtual_time import main; {listening}; sys.exit(main())"
         argv = [sys.executable, "-u", "-c", script, *typed]
         running = subprocess.Popen(
             argv, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -162,6 +161,7 @@ def reader(
     monkeypatch.chdir(folder)
     for name, value in {"SLIPWAY_HOME": home, "HOME": tmp_path, "SHELL": "/bin/bash", "BROWSER": "true"}.items():
         monkeypatch.setenv(name, str(value))
-    yield Reader(folder, home, capsys)
+    with virtual_time(tmp_path / "time"):
+        yield Reader(folder, home, capsys)
     status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
     assert status == 0, words

@@ -83,12 +83,27 @@ class QueuedResources(Service):
         if _is_expired(queued):
             expired = ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED")
             return self._fail(queued, expired.rpc_status())
+        if not self._has_capacity(queued):
+            return max(self.settings.operation_seconds, 0.05)
         if end := self.faults.take("queued"):
             if end["state"] != "PROVISIONING":
                 return self._suspend(queued, ApiError(500, end["message"]) if end["state"] == "FAILED" else None)
             self.store.put("queuedHold", name, {"until": time.time() + end["seconds"]})
         self._set_state(queued, "PROVISIONING")
         return self.settings.delay(0.5)
+
+    def _has_capacity(self, queued: Document) -> bool:
+        """Return whether a request may leave the queue: it waits there until the capacity is free.
+
+        https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.QueuedResourceState.State
+        """
+        zone, tier = queued["name"].split("/")[3], capacity_tier(queued)
+        kind = next(body for _, body in requested_nodes(queued)).get("acceleratorType", "")
+        try:
+            self.faults.refuse_creation("operation", zone, tier, kind, kinds=("stockout",))
+        except ApiError:
+            return False
+        return True
 
     async def _create_nodes(self, queued: Document) -> float | None:
         """Create all nodes of a request; return a retry delay if there is no capacity."""

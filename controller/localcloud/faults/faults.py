@@ -8,7 +8,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,13 +115,19 @@ class Faults:
     # Effects on requests, nodes and workers
 
     def refuse_creation(
-        self, at: str, zone: str, capacity: str, accelerator: str, words: "Words | None" = None
+        self,
+        at: str,
+        zone: str,
+        capacity: str,
+        accelerator: str,
+        words: "Words | None" = None,
+        kinds: Sequence[str] = CREATION_KINDS,
     ) -> None:
         """Raise the error of this attempt to create a node if a fault applies; `at` is request or operation.
 
         `words` makes the error from the fault, zone, tier and type; by default it is the TPU API's.
         """
-        for name, fault in self._active(*CREATION_KINDS):
+        for name, fault in self._active(*kinds):
             spec = fault["spec"]
             met = {"zone": zone, "capacity": capacity, "accelerator_type": accelerator}
             met["plane"] = "compute_engine" if words else "tpu_api"

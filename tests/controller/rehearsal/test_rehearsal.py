@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ from tests.composed import config_of
 from tests.conftest import deep
 from tests.emulators import Emulators
 from tests.paths import ROOT
+from tests.virtual_time import virtual_time
 
-FAST = "cloud.operation_seconds=0"
 FLAGSHIP = "gemma2b_gsm8k tpu.accelerator_type=v4-16 tpu.zone=us-central2-b loop.steps=3 loop.updates_per_rollout=1"
 """Half as many workers and devices, which is what every run of the tests has time for."""
 ADOPTED = {"trm_sudoku_stable1", "trm_stable1"}
@@ -44,17 +45,18 @@ RESUMED = re.compile(
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Path]:
     """A state folder; the emulated clouds of rehearsals are forked."""
     monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     (tmp_path / "repository").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    with virtual_time(tmp_path / "time"):
+        yield tmp_path / "home"
 
 
 def rehearse(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main.run(["rehearse", FAST, *words])
+    code = main.run(["rehearse", *words])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -147,7 +149,7 @@ def test_no_error_leaves_the_emulated_cloud_running(
     monkeypatch.setattr(f"controller.rehearsal.rehearsal.{where}", fail)
     pod = ["tpu=v5litepod_8", *(["tpu.adopt=true", "tpu.name=stable-1"] if where == "reconcile" else [])]
     with suppress(ValueError):
-        assert main.run(["rehearse", FAST, "program=command", "program.command=[date]", *pod]) == code
+        assert main.run(["rehearse", "program=command", "program.command=[date]", *pod]) == code
     assert left[0].wait() == -signal.SIGKILL
     assert nothing_runs(home)
 

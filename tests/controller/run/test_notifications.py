@@ -12,7 +12,7 @@ import pytest
 
 from controller.checks.preflight import preflight
 from controller.core.errors import SlipwayError
-from controller.core.this_process import InterruptedSleepError
+from controller.core.this_process import Clock, InterruptedSleepError
 from controller.inputs.env_inputs import address_problem
 from controller.records.ledger import Alert, Launch, Result, read_alerts
 from controller.run.notifications import ATTEMPTS, AlertWatch, CheckpointWatch, Notifications
@@ -262,7 +262,7 @@ def test_the_newest_checkpoint_is_looked_for_in_the_background() -> None:
             raise SlipwayError("later")
         return 40, 1000.0
 
-    watch = CheckpointWatch(look, lambda: 55.0, poll_seconds=0.01)
+    watch = CheckpointWatch(Clock(), look, lambda: 55.0, poll_seconds=0.01)
     found, late = watch.pop(), time.monotonic() + 240
     while found is None and time.monotonic() < late:
         found = watch.pop()

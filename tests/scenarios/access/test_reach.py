@@ -23,12 +23,12 @@ from controller.cli import main
 from controller.connect import open_context
 from controller.emulator import ensure_running, state_folder
 from tests.controller.cli.verbs.test_up import until
-from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, LateCloud, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators
 
 pytestmark = pytest.mark.e2e
-WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
+WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image",
          "tpu.external_ip=true", "ssh.connect_timeout_seconds=240"]  # fmt: skip
 
 
@@ -251,13 +251,12 @@ LATE = [
 
 @pytest.mark.deep
 def test_up_in_a_fresh_project_waits_for_everything_that_is_late(slipway: SlipwayCli) -> None:
-    late = LateCloud(**vars(slipway))
-    fault(late, kind="ssh_refused", seconds=2)
-    code, out, err = late("up", ECHO_COMMAND, "cleanup.on_success=keep")
+    fault(slipway, kind="ssh_refused", seconds=2)
+    code, out, err = slipway("up", ECHO_COMMAND, "cleanup.on_success=keep")
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
     requests = [
-        (r["client"], f"{r['method']} {r['path'].partition('?')[0]}", r["status"]) for r in late.cloud().requests()
+        (r["client"], f"{r['method']} {r['path'].partition('?')[0]}", r["status"]) for r in slipway.cloud().requests()
     ]
     late_ones = {
         (client, path, status)

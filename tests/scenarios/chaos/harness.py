@@ -31,7 +31,7 @@ from tests.planes import pods
 from tests.scenarios.chaos.fault_schedule import Spec
 from tests.scenarios.chaos.hurried import use_fast_clock
 
-LOCAL = ("cloud=local", "cloud.operation_seconds=0")
+LOCAL = ("cloud=local",)
 MAX_ATTEMPTS = 12
 """How often `up` may give up, as documented, and be told to go on."""
 FINAL_EXIT_CODES = frozenset({2, 5, 6})

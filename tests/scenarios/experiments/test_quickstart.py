@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import permutations
@@ -21,6 +20,7 @@ from controller.records import index
 from controller.resources.pod.capacity_log import load_entries
 from tests.emulators import Emulators
 from tests.paths import ROOT
+from tests.virtual_time import IN_VIRTUAL_TIME, virtual_time
 
 pytestmark = pytest.mark.e2e
 SHORT = [
@@ -34,7 +34,6 @@ SHORT = [
     "loop.max_new_tokens=16",
     "loop.filter_overlong_solutions=true",
     "checkpoint.save_interval=3",
-    "cloud.operation_seconds=0",
     "logging.log_interval=1",
 ]
 
@@ -110,6 +109,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators)
     monkeypatch.chdir(tmp_path)
     made: list[Path] = []
     with ExitStack() as awake:
+        awake.enter_context(virtual_time(tmp_path / "time"))
 
         def enter(name: str) -> Path:
             monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / name))
@@ -174,8 +174,8 @@ def test_a_run_has_the_same_weights_when_it_is_preempted_and_when_another_slipwa
     for name in ("conf", "controller", "trainer"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
     (clone / "trainer" / "main.py").write_text("raise SystemExit('this is not the code of the record')\n")
-    words = [sys.executable, "-m", "controller", "up", "--run", row["run"]]
-    environment = {**os.environ, "PYTHONPATH": str(clone)}
+    words = [*IN_VIRTUAL_TIME, "up", "--run", row["run"]]
+    environment = {**os.environ, "PYTHONPATH": f"{clone}:{ROOT}"}
     done = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same(disturbed, folder_of(home, f"{row['run']}-r1/"))

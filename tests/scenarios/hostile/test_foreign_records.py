@@ -30,7 +30,7 @@ from tests.composed import config_of
 from tests.controller.conftest import SlipwayCli
 
 OWN = "canary_of_strangers"
-CLOUD = ("cloud=local", "cloud.operation_seconds=0")
+CLOUD = ("cloud=local",)
 EVERYWHERE = (*CLOUD, f"code.checks=[{OWN}:check]", f"code.resources=[{OWN}:Step]", f"notify.notifier={OWN}:tell")
 TRAINED = (
     *EVERYWHERE, "data=questions", f"data.source={OWN}:questions", f"data.prompt.formatter={OWN}:prompt", "model=tiny",

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from controller.localcloud import lifecycle
 from tests.controller.conftest import SlipwayCli
 from tests.hostile import CANARY, HOSTILE_STRINGS, TOUCH_COMMAND
 from tests.paths import ROOT
+from tests.virtual_time import IN_VIRTUAL_TIME
 
 PACKAGES = ("conf", "controller", "hydra_plugins", "trainer")
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash", "cmd"}
@@ -157,7 +157,7 @@ def test_files_are_private_and_sockets_on_loopback(slipway: SlipwayCli) -> None:
     """With a umask that would let everybody in, while a program runs."""
     words = ["cleanup.idle_minutes=60", "tpu.accelerator_type=v5litepod-4", "program.command=[sleep,infinity]"]
     slipway.cloud()  # awake: another process would start it with a new interpreter
-    argv = [sys.executable, "-m", "controller", "up", "--detach", *words, *slipway.base_overrides, "env.packages=none"]
+    argv = [*IN_VIRTUAL_TIME, "up", "--detach", *words, *slipway.base_overrides, "env.packages=none"]
     environment = {**os.environ, "SLIPWAY_HOME": str(slipway.home), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, env=environment, umask=0, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

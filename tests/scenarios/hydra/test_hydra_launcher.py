@@ -30,7 +30,6 @@ from tests.scenarios.unattended.test_two_controllers import launches
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 APPS = ROOT / "tests" / "fixtures" / "hydra_apps"
 SLIPWAY = ["hydra/launcher=slipway", "hydra.launcher.cloud=local", "hydra.launcher.tpu=v5litepod-1"]
-FAST = 'hydra.launcher.overrides=["cloud.operation_seconds=0"]'
 
 
 @dataclass
@@ -95,7 +94,7 @@ def app(slipway: SlipwayCli, request: pytest.FixtureRequest, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("app", ["structured"], indirect=True)
 def test_an_error_is_its_jobs_own_and_a_finished_job_is_not_repeated(slipway: SlipwayCli, app: App) -> None:
-    code, out = app.run("app.py", "-m", *SLIPWAY, FAST, "lr=0.5,9", "hydra.sweep.dir=multirun/first")
+    code, out = app.run("app.py", "-m", *SLIPWAY, "lr=0.5,9", "hydra.sweep.dir=multirun/first")
     assert code == 1, out
     assert "Error executing job with overrides: ['lr=9']" in out
     assert "ValueError: the loss is not a number with lr=9.0" in out
@@ -106,7 +105,7 @@ def test_an_error_is_its_jobs_own_and_a_finished_job_is_not_repeated(slipway: Sl
     before = launches(slipway)
     assert len(before) == 2
     # Files that the first multirun has left are no part of the code; nor are those that Python compiled.
-    code, out = app.run("app.py", "-m", *SLIPWAY, FAST, "lr=0.5", "hydra.sweep.dir=multirun/second")
+    code, out = app.run("app.py", "-m", *SLIPWAY, "lr=0.5", "hydra.sweep.dir=multirun/second")
     assert code == 0, out
     assert launches(slipway) == before
     assert app.results("multirun/second")["0"]["run"] == jobs["0"]["run"]
@@ -119,7 +118,7 @@ def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
     slipway: SlipwayCli, app: App, how: str
 ) -> None:
     go = slipway.home / "go"
-    words = ["app.py", "-m", *SLIPWAY, FAST, "hydra.launcher.pods=2", "lr=0.1,0.2,0.3", f"wait_for={go}"]
+    words = ["app.py", "-m", *SLIPWAY, "hydra.launcher.pods=2", "lr=0.1,0.2,0.3", f"wait_for={go}"]
     first = app.start(*words)
     until(lambda: len(launches(slipway)) == 2, seconds=300)
     first.send_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGKILL)
@@ -143,7 +142,7 @@ def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
     monkeypatch.setenv("TMPDIR", str(temporary))
     temporary.mkdir()
     go.touch()
-    words = ["app.py", "-m", *SLIPWAY, FAST, "hydra.launcher.pods=2", "hydra/sweeper=asking", f"wait_for={go}"]
+    words = ["app.py", "-m", *SLIPWAY, "hydra.launcher.pods=2", "hydra/sweeper=asking", f"wait_for={go}"]
     first = app.start(*words)
     until(lambda: finished(slipway) != set(), seconds=300)  # the first batch is one job
     go.unlink()

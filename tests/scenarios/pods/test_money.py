@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from controller.run import session
 from tests.controller.cli.verbs.test_up import until, workers_home
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
+from tests.virtual_time import IN_VIRTUAL_TIME
 
 pytestmark = pytest.mark.e2e
 ONE = ["tpu=v6e_1"]
@@ -76,7 +76,7 @@ def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_g
 @pytest.mark.deep
 def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli, plane: Plane) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
-    command = [sys.executable, "-m", "controller", "up", FOREVER, *plane.one, *limits, *slipway.base_overrides]
+    command = [*IN_VIRTUAL_TIME, "up", FOREVER, *plane.one, *limits, *slipway.base_overrides]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert running.stdout is not None
     next(line for line in running.stdout if line.strip() == "up")

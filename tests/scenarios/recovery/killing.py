@@ -11,11 +11,13 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.virtual_time import SharedTime, VirtualClock, live_in
 
 TIMEOUT_SECONDS = 900.0
 READS = re.compile(
@@ -77,34 +79,31 @@ def _import_everything() -> None:
     assert threading.active_count() == 1
 
 
-def skipped_seconds(home: str) -> float:
-    """Return how much later it is for the cloud and the controllers of a home than for this machine."""
-    file = Path(home, "skipped")
-    return float(file.read_text()) if file.exists() else 0.0
+def time_of(home: str) -> SharedTime:
+    """Return the time of the cloud and the controllers of a home."""
+    return SharedTime(Path(home, "time"))
 
 
 def _serve(state: str, agents: str, home: str) -> int:
     from controller.localcloud.__main__ import main as localcloud
     from tests.agents import ForkedAgents
 
-    now = time.time
-    time.time = lambda: now() + skipped_seconds(home)
+    live_in(time_of(home))
     ForkedAgents(agents).install()
     os.setsid()
     Path(state).mkdir(parents=True)
     log = os.open(f"{state}/server.log", os.O_WRONLY | os.O_CREAT, 0o600)
     for standard, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(file, standard)
-    return localcloud(["serve", f"--state={state}", "--operation-seconds=0"])
+    return localcloud(["serve", f"--state={state}"])
 
 
 def _run(
     home: str, argv: list[str], before: str | None, log: str | None, *, pause: bool = False, goes_on: bool = False
 ) -> int:
     """The command line, dead or stopped when it would make the request; all that it makes are logged otherwise."""
-    from controller import emulator, lease
+    from controller import connect, emulator, lease
     from controller.cli import main as cli
-    from controller.core.this_process import Clock
 
     os.environ["SLIPWAY_HOME"] = home
     written = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -112,8 +111,7 @@ def _run(
     os.dup2(words, 1)
     os.dup2(words, 2)
     _count_request(before, written, signal.SIGSTOP if pause else signal.SIGKILL, Path(home) if goes_on else None)
-    boot_time = Clock.boot_time
-    Clock.boot_time = lambda self: boot_time(self) + skipped_seconds(home)
+    connect.Clock = partial(VirtualClock, time_of(home))  # pyright: ignore[reportAttributeAccessIssue]
     # how often the lease is renewed, and requests for it are read, would depend on the machine's speed
     lease.RENEW_SECONDS = lease.REQUEST_SECONDS = TIMEOUT_SECONDS
     emulator.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
@@ -130,7 +128,7 @@ def _count_request(before: str | None, log: int, number: int, life: Path | None)
     """Log each request with its number, and send a signal before one of them.
 
     Args:
-        before: the request that is not made.
+        before: the request that is not made: `KIND NUMBER`, or `KIND after CHANGE`, the last request that changes.
         log: file that the others are written to.
         number: of the signal.
         life: home whose earlier controllers have made requests, too: a change that one of them made is made again only
@@ -141,16 +139,18 @@ def _count_request(before: str | None, log: int, number: int, life: Path | None)
 
     file = life / "made" if life is not None else None
     made = file.read_text().splitlines() if file is not None and file.exists() else []
-    seen, lock = Counter(made), threading.Lock()
+    seen, lock, last_change = Counter(made), threading.Lock(), ""
 
     def about_to(kind: str) -> None:
+        nonlocal last_change
         with lock:
             seen[kind] += 1
             request = f"{kind} {seen[kind]}"
-            if request == before:
+            if before in (request, f"{kind} after {last_change}"):
                 # to this thread: another one that is to stop all first has to run, and this one would go on meanwhile
                 signal.pthread_kill(threading.get_ident(), number)
             os.write(log, f"{request}\n".encode())
+            last_change = last_change if READS.search(kind) else kind
             if file is not None and not READS.search(kind) and "lease" not in kind:
                 with file.open("a") as out:
                     out.write(f"{kind}\n")

@@ -29,7 +29,7 @@ from tests.controller.localcloud.harness import wait_for
 from tests.emulators import Emulators
 from tests.paths import ROOT
 from tests.planes import EITHER, Plane
-from tests.scenarios.recovery.killing import READS, skipped_seconds
+from tests.scenarios.recovery.killing import READS, time_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 TERM_SECONDS = 600
@@ -92,7 +92,7 @@ class Killer:
         """Let a whole term of a lease pass for the cloud and for every controller."""
         for _ in range(3):  # what a stopped controller has sent arrives before
             self.state(home)
-        (home / "skipped").write_text(str(skipped_seconds(str(home)) + 2 * TERM_SECONDS))
+        time_of(str(home)).skip(2 * TERM_SECONDS)
 
     def down(self, home: Path) -> None:
         order = self._words(home, 3600, preempted=False)
@@ -137,7 +137,7 @@ class Killer:
         """The words of an `up`; with `preempted`, its pod is taken away while the first attempt runs."""
         runs = "test $SLIPWAY_ATTEMPT != 1 || sleep 600; " if preempted else ""
         program = f'program.command=[sh,-c,"echo once >> {home}/starts; {runs}echo hello"]'
-        words = [*self.pod, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
+        words = [*self.pod, "cloud=local", "program=command", "env.packages=image",
                  f"recovery.lease_duration_seconds={lease_seconds}"]  # fmt: skip
         taken = ("{kind: preempted, after_object: launches/0001, delay_seconds: 1}",) if preempted else ()
         faults = ", ".join((*self.faults, *taken))
@@ -274,7 +274,7 @@ def test_killed_while_a_surplus_group_is_given_back_up_again_says_what_it_cost(
 
     def grant_both(home: Path) -> None:
         killer.faults = ("{kind: stockout, times: 1000000}",)
-        assert killer.up(home, before=SECOND_LOOK_AT_GROUP) == -signal.SIGKILL
+        assert killer.up(home, before=LOOK_AT_VMS) == -signal.SIGKILL
         killer.faults = ()
         killer.end_faults(home)
         wait_for(lambda: both_are_granted(killer.state(home)), "both slices")
@@ -295,13 +295,12 @@ def test_killed_while_a_group_that_waits_is_given_back_up_again_converges(killer
     """It waits for quota without end; the TPU API grants a slice once both are asked."""
     killer.pod = (*EITHER.four, "cloud.quotas={preemptible-tpu-v6e: 0}")
     killer.faults = ("{kind: stockout, times: 1000000, plane: tpu_api}",)
-    killer.lift_after = FIRST_LOOK_AT_GROUP
+    killer.lift_after = VMS_ASKED
     converges(killer, while_a_group_is_given_back, killer.down, kills=1)
 
 
-FIRST_LOOK_AT_GROUP = "compute instanceGroupManagers.listManagedInstances 1"
-"""Before it asks for VMs: that a group is made is awaited, and the group is looked at meanwhile."""
-SECOND_LOOK_AT_GROUP = "compute instanceGroupManagers.listManagedInstances 2"
+VMS_ASKED = "compute instanceGroupManagers.resize 1"
+LOOK_AT_VMS = "compute instanceGroupManagers.listManagedInstances after compute instanceGroupManagers.resize"
 
 
 def while_a_group_is_given_back(requests: list[str]) -> list[str]:

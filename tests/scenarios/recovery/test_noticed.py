@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.planes import Plane
 from tests.scenarios.experiments.test_quickstart import assert_same, folder_of, homes
+from tests.virtual_time import IN_VIRTUAL_TIME
 
 __all__ = ["homes"]
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
@@ -23,14 +23,13 @@ SHORT = [
     "loop.text_samples.interval=null",
     "checkpoint.save_interval=5",
     "logging.log_interval=1",
-    "cloud.operation_seconds=0",
 ]
 
 
 def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
     """What was said, the steps as they were computed, and the loss of each as it was computed last."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "controller", "up", "--json", *SHORT, *words],
+        [*IN_VIRTUAL_TIME, "up", "--json", *SHORT, *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

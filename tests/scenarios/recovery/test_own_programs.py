@@ -21,6 +21,7 @@ from controller.cli import main
 from tests.controller.conftest import internal_errors
 from tests.emulators import Emulators
 from tests.paths import ROOT
+from tests.virtual_time import virtual_time
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.xdist_group("own_programs")]
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
@@ -30,7 +31,7 @@ PROGRAMS = {
     "torch": ["python", "with_torch.py"],
     "shell": ["sh", "script.sh"],
 }
-POD = ["program=command", "cloud=local", "cloud.operation_seconds=0", "env.packages=image", "program.needs_chips=false",
+POD = ["program=command", "cloud=local", "env.packages=image", "program.needs_chips=false",
        "tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "cleanup.on_success=keep"]  # fmt: skip
 HANG_SECONDS = 20
 """Longer than a silent start of plain Python on a busy machine."""
@@ -83,7 +84,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Itera
         patch.chdir(repository)
         patch.setenv("SLIPWAY_HOME", str(home))
         patch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
-        with emulator.mark_in_use(cloud):
+        with emulator.mark_in_use(cloud), virtual_time(folder / "time"):
             yield Lab(home)
         mistakes = internal_errors(cloud)
         status, words = emulator.run_emulator_verb(["wipe"], cloud)

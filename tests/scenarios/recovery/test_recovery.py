@@ -155,7 +155,7 @@ def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Sl
 @pytest.mark.deep
 def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: SlipwayCli, plane: Plane) -> None:
     """The node goes much later: what is seen is that its program says that it has saved."""
-    words = ("recovery.preemption_signal=SIGUSR1", *plane.one, "cloud.operation_seconds=0")
+    words = ("recovery.preemption_signal=SIGUSR1", *plane.one)
     (slipway.repository / "train.py").write_text(SAVES)
     fault = "cloud.faults=[{kind: preempted, after_object: begun, notice_seconds: 600}]"
     code, out, err = slipway("up", *RUN, *words, fault, keeps_notifications(slipway))

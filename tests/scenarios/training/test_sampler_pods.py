@@ -24,7 +24,7 @@ TRAINING = [
     "+experiment=quickstart", f"tpu.name={POD}", f"loop.steps={STEPS}",
     "loop.warm_start_steps=2", "loop.prompts_per_step=8", "loop.eval_prompts=32", f"loop.eval_interval={STEPS}",
     "loop.max_new_tokens=16", "loop.test_samples_per_prompt=null", f"loop.async_depth={DEPTH}",
-    "loop.rollout_correction.rollout_is=token", "checkpoint.save_interval=3", "cloud.operation_seconds=0",
+    "loop.rollout_correction.rollout_is=token", "checkpoint.save_interval=3",
     "logging.log_interval=1", "loop.filter_overlong_solutions=true",
 ]  # fmt: skip
 

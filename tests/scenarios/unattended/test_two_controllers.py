@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +17,10 @@ import pytest
 
 from controller.run.driven_here import LOCK_FILE, is_driven_here
 from tests.controller.cli.verbs.test_up import SLOW, let_go, until, workers_home
-from tests.controller.conftest import ECHO_COMMAND, LateCloud, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 from tests.scenarios.chaos.harness import ChaosHarness
+from tests.virtual_time import IN_VIRTUAL_TIME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 SHORT = "recovery.lease_duration_seconds=15"
@@ -28,17 +28,12 @@ SHORT = "recovery.lease_duration_seconds=15"
 A, B = "tpu.name=pod-a", "tpu.name=pod-b"
 
 
-@pytest.fixture
-def slipway(slipway: SlipwayCli) -> SlipwayCli:
-    return LateCloud(**vars(slipway))
-
-
 class Controller:
     """`slipway up` in a process of its own; what it says is collected."""
 
     def __init__(self, slipway: SlipwayCli, *words: str) -> None:
         slipway.cloud()  # awake: another process would start it with a new interpreter
-        command = [sys.executable, "-m", "controller", *slipway.line(*words)]
+        command = [*IN_VIRTUAL_TIME, *slipway.line(*words)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

@@ -154,7 +154,7 @@ def test_a_worker_with_other_data_than_most_is_named_with_its_keys() -> None:
     assert data_cells([{"data": {"a": "1"}}, {"data": {"a": "2"}}]) == ["ok", "a differs"], "a tie: the first"
 
 
-FAST = ["--tpu", "v5litepod-8", "cloud=local", "cloud.operation_seconds=0"]
+ONE = ["--tpu", "v5litepod-8", "cloud=local"]
 PROGRAM = """
 import json, os, sys
 print("arguments", sys.argv[1:], os.path.basename(os.getcwd()))
@@ -174,7 +174,7 @@ def test_a_program_runs_once_and_its_words_mean_the_same_run(slipway: SlipwayCli
     words = ["lab/train.py", "--note", "a 'b' ${c} {d}"]
 
     def call(verb: str, *flags: str) -> tuple[int, str, str]:
-        code = main.run([verb, *FAST, *flags, "--", "python", *words])
+        code = main.run([verb, *ONE, *flags, "--", "python", *words])
         return code, *slipway.capsys.readouterr()
 
     code, out, err = call("run")

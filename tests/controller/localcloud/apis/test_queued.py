@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,13 @@ def await_state(cloud: EmulatedCloud, name: str, state: str) -> dict[str, Any]:
 
 
 def test_a_queued_resource_waits_for_capacity(cloud: EmulatedCloud, net: str) -> None:
-    cloud.script({"kind": "stockout", "times": 2})
+    """It does not leave the queue before: PROVISIONING says that the capacity has been found."""
+    cloud.script({"kind": "stockout", "times": 5})
     ask(cloud, "patient")
-    await_state(cloud, "patient", "ACTIVE")
+    states = list[str]()
+    while states[-1:] != ["ACTIVE"]:
+        states += [cloud.call_ok("GET", f"{QUEUED}/patient")["state"]["state"]]
+    assert [state for state, _ in groupby(states)] == ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
     node = cloud.call_ok("GET", f"{NODES}/patient-node")
     assert node["state"] == "READY"
     assert node["schedulingConfig"]["spot"] is True
