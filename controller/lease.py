@@ -119,8 +119,7 @@ class Lease:
 
     def current_other(self) -> LeaseSnapshot | None:
         """Return the lease if another controller holds it, None if it is free or ours."""
-        snapshot = self._store.read()
-        return snapshot if self.is_held_by_other(snapshot) else None
+        return snapshot if self.is_held_by_other(snapshot := self._store.read()) else None
 
     def is_held_by_other(self, snapshot: LeaseSnapshot | None) -> bool:
         """Return whether `snapshot` shows that another controller holds the lease."""
@@ -185,22 +184,21 @@ class Lease:
             self._first.raise_if_lost()
 
     def take_over(self, why: str, tell: Callable[[str], object] = lambda message: None) -> None:
-        """Ask the holder to release the lease, wait for that or for the end of its term, then acquire it.
+        """Acquire the lease once its holder, asked to, releases it or its term is over. LeaseHeldError: another did."""
+        asked = self.await_release(why, tell)
+        while True:
+            try:
+                self.ensure()
+                return
+            except LeaseHeldError as held:
+                if asked is None or not asked.has_holder_of(held.snapshot.record):
+                    raise
+                self._clock.sleep(min(1.0, self._renew_seconds / 2))  # it releases the first one after this one
 
-        Raises:
-            LeaseHeldError: a third controller was faster.
-        """
-        self.await_release(why, tell)
-        self.ensure()
-
-    def await_release(self, why: str, tell: Callable[[str], object] = lambda message: None) -> bool:
-        """Ask the holder, if there is one, to release the lease, and wait until it has, or until its term is over.
-
-        Returns:
-            Whether there was one.
-        """
+    def await_release(self, why: str, tell: Callable[[str], object] = lambda message: None) -> LeaseRecord | None:
+        """Ask the holder to release the lease, wait until it has, or its term is over, and return what it held."""
         if (asked := self.request_release(why)) is None:
-            return False
+            return None
         tell(f"waiting for {asked} to release the lease")
         again = self._clock.deadline(ASK_AGAIN_SECONDS)
         while (snapshot := self.current_other()) and snapshot.record.id == asked.id:
@@ -208,7 +206,7 @@ class Lease:
                 self.request_release(why)
                 again = self._clock.deadline(ASK_AGAIN_SECONDS)
             self._clock.sleep(min(1.0, self._renew_seconds / 2))
-        return True
+        return asked
 
     def request_release(self, why: str) -> LeaseRecord | None:
         """Ask the holder to release the lease; return its record, or None if nobody holds it."""

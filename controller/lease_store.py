@@ -87,6 +87,11 @@ class LeaseRecord(CheckedDocument):
         since = datetime.fromtimestamp(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
         return f"{self.holder} ({self.driver}) for {self.run_id} since {since}"
 
+    def has_holder_of(self, other: Self) -> bool:
+        """Return whether one controller holds both, that of its pod and that of its run."""
+        mine, theirs = ((one.holder, one.driver, one.run_id, one.process, one.pod) for one in (self, other))
+        return mine == theirs
+
 
 @dataclass(frozen=True)
 class ReleaseRequest(CheckedDocument):

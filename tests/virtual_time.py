@@ -142,10 +142,10 @@ def virtual_time(file: Path) -> Iterator[SharedTime]:
 
 
 def main() -> int:
-    from controller.cli import main as cli
+    from controller.__main__ import main as slipway
 
     with virtual_time(Path(os.environ[VARIABLE])):
-        return cli.run(sys.argv[1:])
+        return slipway()
 
 
 if __name__ == "__main__":

@@ -235,6 +235,34 @@ def test_a_request_that_is_overwritten_is_made_again(time: ManualClock, file: Fa
     assert not second.await_release("cancelled")
 
 
+def test_whoever_takes_over_waits_for_the_lease_of_the_run_as_well(time: ManualClock) -> None:
+    """Its holder releases that of the pod first; a third controller that drives the run elsewhere is not waited for."""
+    run, pod = FakeFile(time), FakeFile(time)
+    anna = lease(pod, "anna", first=lease(run, "anna", what="run"))
+    anna.ensure()
+    asked, ended = lease(pod, "ben", first=lease(run, "ben", what="run")), list[float]()
+    assert anna._first is not None
+    release = anna._first.release
+    anna._first.release = lambda *_: ended.append(time.elapsed + 3)  # type: ignore[method-assign]
+
+    def obey() -> None:
+        if anna.held:
+            with contextlib.suppress(ReleaseRequestedError):
+                anna.obey_requests()
+                return
+            anna.release()
+        elif time.elapsed >= ended[0]:
+            time.on_sleep = lambda: None
+            release()
+
+    time.on_sleep = obey
+    asked.take_over("taken over")
+    assert ended[0] <= time.elapsed < ended[0] + 3
+    cleo = lease(FakeFile(time), "cleo", first=lease(run, "cleo", what="run"))
+    with pytest.raises(LeaseHeldError, match="ben@host"):
+        cleo.take_over("taken over")
+
+
 def test_the_last_write_waits_for_the_bucket_though_the_clock_does_not(
     file: FakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
