@@ -24,6 +24,7 @@ from tests.groups import load_yaml
 from tests.paths import SHARED
 
 SCENES: list[dict[str, Any]] = load_yaml(Path(__file__).with_name("guides.yaml"))
+LEFT_OUT: dict[str, dict[int, list[int]]] = load_yaml(Path(__file__).with_name("left_out.yaml"))
 GUIDES = SHARED / "guides"
 SUBSTITUTED = {
     "alpine-aspect-459819-m4": "slipway-local",
@@ -39,6 +40,8 @@ SUBSTITUTED = {
 }
 """Names of the guides' authors, and ours. Nothing of a test may lie in /tmp itself."""
 SIDE_BY_SIDE = 3
+CALLS = re.compile(r"^[^#]*\b(gcloud|gsutil) \w")
+"""A line that calls one of them, other than a comment."""
 
 
 def run_in(scene: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -166,6 +169,7 @@ def test_what_differs_from_the_guides_has_its_reason() -> None:
         for block in scene["blocks"]:
             if "corrected" in block:
                 assert re.match(r"C\d+", block["because"]), block
+            assert all(len(block.get(key, "in words").split()) > 1 for key in ("left", "may_fail")), block
             assert block.get("same_as", block.get("line")) in lines
 
 
@@ -185,6 +189,54 @@ def test_every_command_of_the_guides_is_there() -> None:
         for line, command in commands(path.read_text())
     }
     assert listed == printed
+
+
+def test_every_block_of_the_guides_is_run_or_named_with_the_reason() -> None:
+    if not GUIDES.exists():
+        pytest.skip("the guides are not at hand")
+    left = sorted(
+        (guide, line) for by_guide in LEFT_OUT.values() for guide, lines in by_guide.items() for line in lines
+    )
+    without = [
+        (int(path.name[0]), begun)
+        for path in sorted(GUIDES.glob("*.md"))
+        for begun, text in fenced(path.read_text())
+        if not any(commands(f"```\n{text}\n```"))
+    ]
+    assert left == without
+
+
+def test_no_command_hides_within_a_line() -> None:
+    hidden = (
+        "if ! gcloud compute tpus list; then",
+        "X=$(gsutil ls)",
+        "for z in a; do gcloud info; done",
+        "(gcloud info)",
+    )
+    for line in hidden:
+        assert unseen(f"```\ngcloud version\n{line}\n```") == [line]
+    assert unseen("```\n# gcloud info\ngcloud info\nERROR: (gcloud.info) no\n```\ngcloud info") == []
+    for path in sorted(GUIDES.glob("*.md")):
+        assert unseen(path.read_text()) == [], path
+
+
+def unseen(page: str) -> list[str]:
+    """The lines of a page's code blocks that call gcloud or gsutil, but are in none of its commands."""
+    found = "\n".join(command for _, command in commands(page))
+    lines = (line.strip().rstrip("\\ ") for _, text in fenced(page) for line in text.splitlines())
+    return [line for line in lines if CALLS.search(line) and line not in found]
+
+
+def fenced(page: str) -> Iterator[tuple[int, str]]:
+    """The code blocks of a page, with the line of their first fence."""
+    begun, lines = 0, list[str]()
+    for number, line in enumerate(page.splitlines(), 1):
+        if line.strip().startswith("```"):
+            if begun:
+                yield begun, "\n".join(lines)
+            begun, lines = 0 if begun else number, []
+        else:
+            lines.append(line)
 
 
 def commands(page: str) -> Iterator[tuple[int, str]]:
