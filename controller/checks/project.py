@@ -5,9 +5,10 @@ You have permission to use the project, and it has billing and quota.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from conf.schema.config import Config
 from conf.schema.topology import Topology, find_topology, tpu_type_table
@@ -25,7 +26,8 @@ from controller.plan.build import Plan
 from controller.plan.project_steps import bastion_name
 from controller.plan.samplers import describe_samplers, num_sampler_pods, sampler_config
 from controller.resources.pod.plane import is_of_run
-from controller.resources.pod.planes import ask_planes, planes_for
+from controller.resources.pod.planes import PLANES, ask_planes, planes_for
+from controller.resources.pod.provisioner import disk_type
 
 
 @check("stand_in", "error", "code.stand_in")
@@ -196,47 +198,122 @@ def quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
             yield issue._replace(message=f"with the pods of samplers: {issue.message}", key="loop.sampler.pods")
 
 
+class Draw(NamedTuple):
+    """What a plan draws on a quota of Compute Engine.
+
+    Attributes:
+        needed: how much.
+        who: who needs it.
+        remedy: what else to do than to request more.
+        certain: whether the plan fails without it, however it goes.
+    """
+
+    needed: int
+    who: str
+    remedy: str = ""
+    certain: bool = True
+
+
+DISK_QUOTAS = {"hyperdisk-balanced": "HDB_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB"}
+"""Quota of each type of disk: https://cloud.google.com/compute/resource-usage."""
+N1_SERIES = frozenset({"n1", "f1", "g1", "e2"})
+"""Machine series that draw on CPUS; E2 where the region lists no E2_CPUS."""
+EVERYWHERE = "all regions"
+
+
 @check("compute_quota", "error", "tpu.external_ip", also="warning", live=True, of_pods=True)
 def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
-    """Each worker takes a VM and, with an external address, an address of the region. New projects have 4 to 8. What
-    others use of them is a warning: Google shows late that they have ended.
+    """Workers and the bastion draw on a region's VMs, addresses, disks and CPUs. New projects have 4 to 8 addresses.
+    What others use of them is a warning: Google shows late that they have ended. VMs with TPUs draw on no CPU quota.
     """
     if config.tpu.adopt:
         return
-    workers, bastion = config.topology.workers + num_sampler_pods(config), int(config.recovery.driver == "bastion")
-    addresses = workers * config.external_ip, bastion * (not config.network.nat)
-    slices = f"{config.tpu.accelerator_type}{describe_samplers(config, ' with ')}"
+    cpus = cpus_of_bastion(config, context)
     more = (
         "raise cloud.quotas"
         if config.cloud.kind == "local"
         else "request more (https://console.cloud.google.com/iam-admin/quotas)"
     )
-    remedy = {"INSTANCES": more, "IN_USE_ADDRESSES": f"set tpu.external_ip=false, or {more}"}
-    for region in config.regions:
-        with_bastion = bastion * (region == config.region)
-        wanted = {"INSTANCES": workers + with_bastion, "IN_USE_ADDRESSES": addresses[0] + addresses[1] * with_bastion}
-        quotas = context.google.call("compute", "regions.get", project=context.project, region=region).get("quotas", [])
-        for quota in quotas:
-            metric, limit, used = quota.get("metric", ""), quota.get("limit", 0.0), quota.get("usage", 0.0)
-            needed = wanted.get(metric, 0)
-            what = f"{slices} needs {needed} of Compute quota {metric} in {region}, which is {limit:.0f}"
-            if needed > limit:
-                yield Issue(f"{what}; {remedy[metric]}", severity="error" if len(config.regions) == 1 else "warning")
-            elif needed > limit - used and (others := used - own_use(config, context, region)[metric]) > limit - needed:
-                yield Issue(f"{what}, and others use {others:.0f} of it; {remedy[metric]}", severity="warning")
+    for place in (*config.regions, *([EVERYWHERE] if cpus else [])):
+        where = {} if place == EVERYWHERE else {"region": place}
+        shown = context.google.call(
+            "compute", "regions.get" if where else "projects.get", project=context.project, **where
+        )
+        quotas = {quota.get("metric", ""): quota for quota in shown.get("quotas", [])}
+        for metric, draw in draws(config, place, cpus, quotas).items():
+            limit, used = quotas[metric].get("limit", 0.0), quotas[metric].get("usage", 0.0)
+            what = f"{draw.who} needs {draw.needed} of Compute quota {metric} in {place}, which is {limit:.0f}"
+            remedy, sure = f"{draw.remedy}{more}", draw.certain and len(config.regions) == 1
+            if draw.needed > limit:
+                yield Issue(f"{what}; {remedy}", severity="error" if sure else "warning")
+            elif draw.needed > limit - used:
+                others = used - own_use(config, context, place, cpus, quotas)[metric]
+                if others > limit - draw.needed:
+                    yield Issue(f"{what}, and others use {others:.0f} of it; {remedy}", severity="warning")
 
 
-def own_use(config: Config, context: Context, region: str) -> Counter[str]:
-    """Return what a run's own VMs use of a region's quotas already: they are not made again."""
+def draws(config: Config, place: str, cpus: int, listed: Container[str]) -> dict[str, Draw]:
+    """Return what a plan draws on those quotas of a region, or of all regions, that are listed there."""
+    has_bastion = int(config.recovery.driver == "bastion" and place in (config.region, EVERYWHERE))
+    machine = config.bastion_machine
+    found: dict[str, Draw] = {}
+    if has_bastion and cpus and (metric := cpu_quota(machine, place, listed)):
+        found[metric] = Draw(cpus, f"the bastion ({machine})", "choose a smaller cloud.driver_machine, or ")
+    if place != EVERYWHERE:
+        samplers, sampler = num_sampler_pods(config), sampler_config(config)
+        workers = config.topology.workers + samplers
+        who = f"{config.tpu.accelerator_type}{describe_samplers(config, ' with ')}"
+        addresses = workers * config.external_ip + has_bastion * (not config.network.nat)
+        found["INSTANCES"] = Draw(workers + has_bastion, who)
+        found["IN_USE_ADDRESSES"] = Draw(addresses, who, "set tpu.external_ip=false, or ")
+        sizes = Counter[str]()
+        for one, vms in ((config, config.topology.workers), (sampler, samplers)):
+            if one is not None:
+                sizes += disk_gigabytes(one, vms)
+        certain = planes_for(config) == (PLANES["compute_engine"],)
+        for metric, gigabytes in sizes.items():
+            found[metric] = Draw(gigabytes, who, "lower tpu.boot_disk_gb or tpu.data_disk_gb, or ", certain)
+    return {metric: draw for metric, draw in found.items() if metric in listed and draw.needed}
+
+
+def disk_gigabytes(config: Config, vms: int) -> Counter[str]:
+    """Return what the disks of a pod draw on each quota; Google makes the boot disks of the TPU API elsewhere."""
+    on_compute = PLANES["compute_engine"] in planes_for(config)
+    size = vms * config.tpu.boot_disk_gb * on_compute + (config.tpu.data_disk_gb or 0)
+    return Counter({DISK_QUOTAS[disk_type(config.topology.generation)]: size})
+
+
+def cpu_quota(machine: str, place: str, listed: Container[str]) -> str:
+    """Return the quota that the CPUs of a machine draw on; "" for a series whose quota is not shown there."""
+    series = machine.partition("-")[0]
+    own = "CPUS_ALL_REGIONS" if place == EVERYWHERE else f"{series.upper()}_CPUS"
+    return own if own in listed else "CPUS" * (series in N1_SERIES)
+
+
+def cpus_of_bastion(config: Config, context: Context) -> int:
+    """Return how many CPUs the bastion's machine has; 0 without one, or if nobody may tell: `bastion_machine` does."""
+    if config.recovery.driver != "bastion":
+        return 0
+    where = {"project": context.project, "zone": config.tpu.zone, "machineType": config.bastion_machine}
+    try:
+        return context.google.call("compute", "machineTypes.get", **where).get("guestCpus", 0)
+    except (ForbiddenError, NotFoundError, ServiceDisabledError):
+        return 0
+
+
+def own_use(config: Config, context: Context, place: str, cpus: int, listed: Container[str]) -> Counter[str]:
+    """Return what a run's own VMs use of quotas already: they are not made again."""
     used = Counter[str]()
     for status in (status for plane in planes_for(config) for status in plane.slices(context)):
         is_live = status.is_ready or status.pending
-        if is_live and status.place.region == region and is_of_run(config, status.name):
+        if is_live and status.place.region == place and is_of_run(config, status.name):
             used["INSTANCES"] += status.spec.workers
             used["IN_USE_ADDRESSES"] += status.spec.workers * status.spec.external_ip
+            used += disk_gigabytes(config, status.spec.workers)
     where = {"project": context.project, "zone": config.tpu.zone, "instance": bastion_name(config)}
-    if config.recovery.driver == "bastion" and region == config.region:
+    if config.recovery.driver == "bastion" and place in (config.region, EVERYWHERE):
         with suppress(NotFoundError):
             card = context.google.call("compute", "instances.get", **where).get("networkInterfaces", [{}])[0]
             used += Counter(INSTANCES=1, IN_USE_ADDRESSES=int(bool(card.get("accessConfigs"))))
+            used += Counter({cpu_quota(config.bastion_machine, place, listed): cpus})
     return used

@@ -112,8 +112,9 @@ DATA_DISK = Use(
 BASTION = (
     Use("bastion", always=(
         "compute machineTypes.get", "compute instances.get", "compute instances.insert", "compute instances.delete",
-        "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute.instances.setMetadata",
-        "compute.instances.setLabels", "compute.instances.setServiceAccount", ACT_AS), account="driver"),
+        "compute instances.getSerialPortOutput", "compute zoneOperations.wait", "compute projects.get",
+        "compute.instances.setMetadata", "compute.instances.setLabels",
+        "compute.instances.setServiceAccount", ACT_AS), account="driver"),
     Use("roles on the bastion", always=("compute instances.getIamPolicy", "compute instances.setIamPolicy")),
 )  # fmt: skip
 BILLING_BUDGET = Use(

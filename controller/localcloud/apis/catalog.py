@@ -150,10 +150,20 @@ def show_machine(catalog: Catalog, zone: str, name: str, root: str) -> Document:
     if not _is_offered(catalog, name, zone):
         raise not_found(path)
     shown: Document = {"kind": "compute#machineType", "name": name, "zone": zone, "selfLink": root + path}
+    shown["guestCpus"] = cpus_of(name)
     if machine := MACHINES.get(name):
         accelerators = [{"guestAcceleratorType": machine.family.lower(), "guestAcceleratorCount": machine.chips}]
-        shown |= {"guestCpus": machine.cpus, "memoryMb": machine.memory_gb * 1024, "accelerators": accelerators}
+        shown |= {"memoryMb": machine.memory_gb * 1024, "accelerators": accelerators}
     return shown
+
+
+def cpus_of(name: str) -> int:
+    """Return the CPUs that a VM of this machine type sees; a shared core of E2 is two of them."""
+    if machine := MACHINES.get(name):
+        return machine.cpus
+    series, _, rest = name.partition("-")
+    size = rest.rpartition("-")[2]
+    return int(size) if size.isdigit() else 2 if series == "e2" else 1
 
 
 def _is_offered(catalog: Catalog, name: str, zone: str) -> bool:

@@ -102,7 +102,8 @@ class Compute(Service):
             if not machine:
                 raise invalid_field("machineType", machine, "The machine type must be specified")
             check_allowed(self.catalog, machine.rpartition("/")[2], zone)
-            self.quotas.check_instance(zone, body)
+        if collection.scope == "zone":
+            self.quotas.check_room(call.path["zone"], collection.plural, body)
         rules = self._rules(collection)
         resource = rules.prepare(call, path, body)
         resource = resource or self.networks.prepare_resource(collection.plural, _location_of(call), body, path)
@@ -257,6 +258,7 @@ class Compute(Service):
                 "items": items,
             },
             "defaultServiceAccount": DEFAULT_ACCOUNT,
+            "quotas": self.quotas.project_quotas(),
         }
 
     def _common_items(self) -> list[Document]:

@@ -3,11 +3,12 @@
 Words of the refusals: field reports, e.g. https://github.com/AI-Hypercomputer/xpk/issues.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.localcloud.apis.catalog import FAMILIES, MACHINES, AcceleratorType, Catalog, zones_of
+from controller.localcloud.apis.catalog import FAMILIES, MACHINES, AcceleratorType, Catalog, cpus_of, zones_of
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, as_proto
 from controller.localcloud.http.errors import ApiError, quota_exceeded
 from controller.localcloud.store import Document, Store
@@ -54,8 +55,13 @@ def state_document(state: str, initiator: str = "SERVICE") -> Document:
     return {"state": state, "stateInitiator": initiator, **data}
 
 
-COMPUTE_LIMITS = {"INSTANCES": 9, "IN_USE_ADDRESSES": 5}
-"""Limits of a new project in each region, so that 8 VMs and 4 addresses are free."""
+COMPUTE_LIMITS = {
+    "INSTANCES": 9, "IN_USE_ADDRESSES": 5, "CPUS": 24, "E2_CPUS": 24, "SSD_TOTAL_GB": 40960, "HDB_TOTAL_GB": 40960,
+}  # fmt: skip
+"""Limits of a new project in each region, so that 8 VMs and 4 addresses are free; those of disks are an older one's."""
+ALL_REGIONS = {"CPUS_ALL_REGIONS": 32}
+"""Limits of the project; TPU VMs draw on no quota of CPUs. Field reports have 12 to 32 for a new one."""
+_DISKS = {"hyperdisk-balanced": "HDB_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-ssd": "SSD_TOTAL_GB"}
 USED_BY_OTHERS = 1
 """What somebody else's VM, of which nothing but this is seen, uses of each of them."""
 TPU_LIMIT = 4096
@@ -96,7 +102,7 @@ def _pools(family: str) -> tuple[str, str]:
 
 def check_limits(limits: object) -> None:
     """Raise ApiError 400 unless these are limits by the name of a quota."""
-    known = [*COMPUTE_LIMITS, *metric_names(), *pool_names()]
+    known = [*COMPUTE_LIMITS, *ALL_REGIONS, *metric_names(), *pool_names()]
     if not isinstance(limits, Mapping) or not set(limits) <= set(known):
         raise ApiError(400, f"quotas must be limits by name; known: {', '.join(known)}")
     for name, limit in limits.items():
@@ -113,7 +119,7 @@ class Quotas:
     overrides: Callable[[], Mapping[str, int]]
 
     def _limit(self, name: str) -> int:
-        return self.overrides().get(name, COMPUTE_LIMITS.get(name, TPU_LIMIT))
+        return self.overrides().get(name, {**COMPUTE_LIMITS, **ALL_REGIONS}.get(name, TPU_LIMIT))
 
     # Compute Engine
 
@@ -124,13 +130,20 @@ class Quotas:
             {"metric": name, "limit": float(self._limit(name)), "usage": float(used)} for name, used in usage.items()
         ]
 
-    def check_instance(self, zone: str, instance: Mapping[str, Any]) -> None:
-        """Raise ApiError 403 if the region has no room for another instance."""
-        region = zone.rpartition("-")[0]
-        wanted = {"INSTANCES": 1, "IN_USE_ADDRESSES": _external_addresses(instance)}
-        for name, used in self._compute_usage(region).items():
-            if wanted[name] and used + wanted[name] > self._limit(name):
-                raise quota_exceeded(name, self._limit(name), region, "quotaExceeded")
+    def project_quotas(self) -> list[Document]:
+        """Return `quotas` of the project as `projects.get` shows them."""
+        usage = self._compute_usage("")
+        return [
+            {"metric": name, "limit": float(self._limit(name)), "usage": float(usage[name])} for name in ALL_REGIONS
+        ]
+
+    def check_room(self, zone: str, kind: str, body: Mapping[str, Any]) -> None:
+        """Raise ApiError 403 if the region has no room for another instance or disk."""
+        region, wanted = zone.rpartition("-")[0], _draws(kind, body)
+        used = {**self._compute_usage(region), **{name: self._compute_usage("")[name] for name in ALL_REGIONS}}
+        for name in used:
+            if wanted[name] and used[name] + wanted[name] > self._limit(name):
+                raise quota_exceeded(name, self._limit(name), "" if name in ALL_REGIONS else region, "quotaExceeded")
 
     def exhausted_in(self, region: str) -> ApiError | None:
         """Return the error of a group whose VMs, stored already, do not fit the region."""
@@ -149,19 +162,21 @@ class Quotas:
         return None
 
     def _compute_usage(self, region: str, last: str = "") -> dict[str, int]:
-        """Return what instances and TPU VMs use in a region, without nodes made after the node `last`."""
-        used = dict.fromkeys(COMPUTE_LIMITS, USED_BY_OTHERS)
-        for path, item in self.store.items("compute", f"projects/{PROJECT}/zones/{region}-"):
-            if "/instances/" in path:
-                used["INSTANCES"] += 1
-                used["IN_USE_ADDRESSES"] += _external_addresses(item)
+        """Return what is used in a region, "" for all of them, without nodes made after the node `last`."""
+        used = Counter(dict.fromkeys(COMPUTE_LIMITS if region else ALL_REGIONS, USED_BY_OTHERS))
+        for path, item in self.store.items("compute", f"projects/{PROJECT}/zones/{region}"):
+            if path.split("/")[3].startswith(f"{region}-") or not region:
+                drawn = _draws(path.split("/")[4], item)
+                used.update({name: drawn[name] for name in used})
+        if not region:
+            return dict(used)
         for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{region}-"):
             if node["state"] in ("PREEMPTED", "STOPPED") or (last and int(node["id"]) > int(last)):
                 continue  # it has no VMs
             vms = self.catalog.types[node["acceleratorType"]].vms
             used["INSTANCES"] += vms
             used["IN_USE_ADDRESSES"] += vms if node["networkConfig"].get("enableExternalIps") else 0
-        return used
+        return dict(used)
 
     # TPUs of Compute Engine
 
@@ -281,5 +296,19 @@ def _quota_of(kind: AcceleratorType) -> str:
     return "v5e serving" if kind.generation == "v5e" and kind.slice_chips <= _SERVING_CHIPS else kind.generation
 
 
-def _external_addresses(instance: Mapping[str, Any]) -> int:
-    return sum(len(card.get("accessConfigs") or ()) for card in instance.get("networkInterfaces") or ())
+def _draws(kind: str, body: Mapping[str, Any]) -> Counter[str]:
+    """Return what an instance or a disk draws on each quota of Compute Engine."""
+    if kind == "disks":
+        return Counter({_DISKS.get(body.get("type", "").rpartition("/")[2], ""): int(body.get("sizeGb") or 0)})
+    if kind != "instances":
+        return Counter()
+    addresses = sum(len(card.get("accessConfigs") or ()) for card in body.get("networkInterfaces") or ())
+    drawn = Counter(INSTANCES=1, IN_USE_ADDRESSES=addresses)
+    machine = body.get("machineType", "").rpartition("/")[2]
+    if machine not in MACHINES:
+        drawn.update(
+            dict.fromkeys(("E2_CPUS" if machine.startswith("e2-") else "CPUS", *ALL_REGIONS), cpus_of(machine))
+        )
+    for made in (disk.get("initializeParams") or {} for disk in body.get("disks") or ()):
+        drawn[_DISKS.get(made.get("diskType", "").rpartition("/")[2], "")] += int(made.get("diskSizeGb") or 0)
+    return drawn

@@ -105,7 +105,8 @@ def not_ready(what: str) -> ApiError:
 
 def quota_exceeded(name: str, limit: int, region: str, reason: str = "QUOTA_EXCEEDED") -> ApiError:
     """Return error 403 in the wording of Compute; requests and operations name its reason in two ways."""
-    return ApiError(403, f"Quota '{name}' exceeded.  Limit: {float(limit)} in region {region}.", reason=reason)
+    where = f"in region {region}" if region else "globally"
+    return ApiError(403, f"Quota '{name}' exceeded.  Limit: {float(limit)} {where}.", reason=reason)
 
 
 def already_exists(what: str) -> ApiError:

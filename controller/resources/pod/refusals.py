@@ -44,7 +44,7 @@ _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
     ("stock_out", "|".join(RATE_LIMITS), ""),  # a limit on requests, not on chips: it passes
     ("stock_out", "", r"per minute|rate ?limit|too frequent operations"),
     ("stock_out", "ZONE_RESOURCE_POOL_EXHAUSTED(_WITH_DETAILS)?|STOCKOUT", ""),
-    ("compute_quota", "", r"IN_USE_ADDRESSES|(INSTANCES|CPUS|SSD_TOTAL_GB|DISKS_TOTAL_GB)\b.* (limit|exceeded)"),
+    ("compute_quota", "", r"IN_USE_ADDRESSES|(INSTANCES|CPUS(_ALL_REGIONS)?|_TOTAL_GB)\b.* (limit|exceeded)"),
     ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
     ("stock_out", "", r"no more capacity|insufficient (reserved )?capacity|out of capacity|stock-?out"),
     ("stock_out", "", r"does not have enough resources|resource_pool_exhausted|currently unavailable in the"),

@@ -52,6 +52,56 @@ def nodes(*found: Any) -> dict[str, Any]:
 
 
 BASTION = ("recovery.driver=bastion", "network.nat=false", "tpu.external_ip=true")
+SMALL = "recovery.driver=bastion"
+
+
+def all_cpus(limit: int, used: float = 0.0) -> dict[str, Any]:
+    return {"projects.get": {"quotas": [{"metric": "CPUS_ALL_REGIONS", "limit": float(limit), "usage": used}]}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "overrides", "said"),
+    [
+        (
+            compute_quotas(E2_CPUS=1, CPUS=24),
+            [SMALL],
+            "error tpu.external_ip: the bastion (e2-small) needs 2 of Compute",
+        ),
+        (compute_quotas(E2_CPUS=24, CPUS=0), [SMALL], None),
+        (compute_quotas(CPUS=0), [SMALL], "needs 2 of Compute quota CPUS in us-central1, which is 0"),
+        (compute_quotas(25, E2_CPUS=24), [SMALL], "others use 23 of it"),  # two are the bastion's that runs
+        (compute_quotas(24, E2_CPUS=24), [SMALL], None),
+        (compute_quotas(N2_CPUS=1), [SMALL, "cloud.driver_machine=n2-standard-2"], "2 of Compute quota N2_CPUS"),
+        (compute_quotas(CPUS=0), [SMALL, "cloud.driver_machine=n2-standard-2"], None),
+        (compute_quotas(CPUS=0), [SMALL, "cloud.driver_machine=g1-small"], "2 of Compute quota CPUS in us-c"),
+        (compute_quotas(CPUS=0, E2_CPUS=0), [], None),  # those of TPUs draw on none
+        (all_cpus(1), [SMALL], "2 of Compute quota CPUS_ALL_REGIONS in all regions, which is 1; choose a smaller"),
+        (all_cpus(12, 12.0), [SMALL], None),
+        (all_cpus(12, 13.0), [SMALL], "others use 11 of it"),
+        (all_cpus(0), [], None),
+        (
+            compute_quotas(HDB_TOTAL_GB=199),
+            [*ON_CE, "tpu.boot_disk_gb=200"],
+            "error tpu.external_ip: v6e-8 needs 200 of",
+        ),
+        (compute_quotas(HDB_TOTAL_GB=200), [*ON_CE, "tpu.boot_disk_gb=200"], None),
+        (compute_quotas(HDB_TOTAL_GB=199), ["tpu=v6e_8", "tpu.zone=us-east5-b", "tpu.plane=auto"], "warning tpu.ext"),
+        (compute_quotas(HDB_TOTAL_GB=0), ["tpu=v6e_8", "tpu.zone=us-east5-b", "tpu.plane=tpu_api"], None),
+        (
+            compute_quotas(SSD_TOTAL_GB=500),
+            ["tpu.data_disk_gb=501", "tpu=v5litepod_8"],
+            "501 of Compute quota SSD_TOTAL",
+        ),
+        (compute_quotas(SSD_TOTAL_GB=0), [], None),
+    ],
+)
+def test_the_bastion_takes_cpus_and_vms_of_compute_engine_take_disks(
+    answers: dict[str, Any], overrides: list[str], said: str | None
+) -> None:
+    here = {"machineTypes.get": {"guestCpus": 2}, "instances.get": {"networkInterfaces": [{}]}}
+    found = [line for line in words(here | answers, *overrides) if line.startswith("compute_quota")]
+    assert len(found) == (said is not None), found
+    assert said is None or said in found[0]
 
 
 @pytest.mark.parametrize(

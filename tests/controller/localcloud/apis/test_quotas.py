@@ -2,13 +2,16 @@
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from controller.localcloud.apis.catalog import load_catalog
-from controller.localcloud.apis.quotas import Quotas, metric_names
+from controller.localcloud.apis.quotas import Quotas, _draws, metric_names
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Store
 from controller.resources.pod.refusals import classify
-from tests.controller.localcloud.harness import COMPUTE, INSTANCES, NODES, REGION, ZONE, EmulatedCloud
+from tests.controller.localcloud.harness import COMPUTE, INSTANCES, NODES, PROJECT, REGION, ZONE, EmulatedCloud
 
 CATALOG = load_catalog()
 
@@ -77,3 +80,48 @@ def test_a_vm_without_instances_left_is_refused(cloud: EmulatedCloud, net: str) 
     with limits(cloud, INSTANCES=0):
         message = cloud.refused("POST", INSTANCES, body, 403, "quotaExceeded")
     assert message == f"Quota 'INSTANCES' exceeded.  Limit: 0.0 in region {REGION}."
+
+
+@pytest.mark.parametrize(
+    ("limit", "body", "where"),
+    [
+        ({"E2_CPUS": 2}, {"machineType": "zones/z/machineTypes/e2-small"}, f"in region {REGION}"),
+        ({"CPUS": 4}, {"machineType": "zones/z/machineTypes/n1-standard-4"}, f"in region {REGION}"),
+        ({"CPUS_ALL_REGIONS": 2}, {"machineType": "zones/z/machineTypes/e2-medium"}, "globally"),
+        (
+            {"SSD_TOTAL_GB": 50},
+            {
+                "machineType": "zones/z/machineTypes/e2-small",
+                "disks": [{"initializeParams": {"diskSizeGb": "50", "diskType": "zones/z/diskTypes/pd-balanced"}}],
+            },
+            f"in region {REGION}",
+        ),
+    ],
+    ids=lambda value: str(*value) if isinstance(value, dict) and len(value) == 1 else "",
+)
+def test_a_vm_without_cpus_or_disks_left_is_refused(
+    cloud: EmulatedCloud, net: str, limit: dict[str, int], body: dict[str, Any], where: str
+) -> None:
+    """One of each is somebody else's."""
+    [(name, number)] = limit.items()
+    with limits(cloud, **limit):
+        body = {"name": "vm", **body, "networkInterfaces": [{"network": net}]}
+        message = cloud.refused("POST", INSTANCES, body, 403, "quotaExceeded")
+        project, region = (cloud.call_ok("GET", path) for path in (COMPUTE, f"{COMPUTE}/regions/{REGION}"))
+    assert message == f"Quota '{name}' exceeded.  Limit: {float(number)} {where}."
+    assert classify("403", message) == "compute_quota"
+    shown = {quota["metric"]: quota["usage"] for quota in (*project["quotas"], *region["quotas"])}
+    assert shown[name] == 1.0
+
+
+def test_a_disk_of_its_own_draws_on_the_quota_of_its_type(cloud: EmulatedCloud) -> None:
+    body = {"name": "disk", "sizeGb": "50", "type": f"{PROJECT}/zones/{ZONE}/diskTypes/hyperdisk-balanced"}
+    with limits(cloud, HDB_TOTAL_GB=50):
+        cloud.refused("POST", f"{COMPUTE}/zones/{ZONE}/disks", body, 403, "quotaExceeded")
+        cloud.call_and_wait("POST", f"{COMPUTE}/zones/{ZONE}/disks", {**body, "sizeGb": "49"})
+    cloud.call_and_wait("DELETE", f"{COMPUTE}/zones/{ZONE}/disks/disk")
+
+
+def test_vms_with_tpus_draw_on_no_quota_of_cpus() -> None:
+    drawn = _draws("instances", {"machineType": "zones/z/machineTypes/ct6e-standard-8t"})
+    assert +drawn == {"INSTANCES": 1}
