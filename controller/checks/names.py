@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from conf.schema.cloud import ANYWHERE, IAP_RANGE
+from conf.schema.cloud import ANYWHERE, IAP_RANGE, permissions_of_role, predefined_roles
 from conf.schema.config import Config
 from conf.schema.topology import is_near
 from controller.config.run_yaml import bucket_name
 from controller.context import Context
 from controller.core.finding import Issue, Severity, check
-from controller.gcp.google_errors import ForbiddenError, NotFoundError
+from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.plan.needed_permissions import (
     ACCOUNT_KIND,
     ALWAYS,
@@ -150,6 +150,7 @@ def _covers(block: str, source: str) -> bool:
     return inner.subnet_of(outer)
 
 
+TUNNEL = "iap.tunnelInstances.accessViaIAP"
 MAX_TESTED = 100
 """Permissions per request: https://cloud.google.com/resource-manager/reference/rest/v1/projects/testIamPermissions"""
 HELD_BY_OWNERS = ("storage.buckets.create", "storage.buckets.delete", "storage.buckets.list")
@@ -166,12 +167,14 @@ def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
     """A missing permission shows when the pod is billed already. `slipway plan --permissions` lists all of them."""
     needs = permissions_of_plan(config, context.project)
     held = held_needs(needs, context)
-    missing = [need for need in needs if need not in held]
     groups: dict[tuple[str, str, str, Severity, str], list[Need]] = {}
     several = len(planes_for(config)) > 1  # what one plane needs, the others do not
-    for need in missing:
-        grade = "warning" if several else severity(need)
-        groups.setdefault((need.kind, need.name, need.when, grade, need.role), []).append(need)
+    for need in needs:
+        grade = None if need in held else "warning" if several else severity(need)
+        if grade and need.permission == TUNNEL:
+            grade = tunnel_severity(config, context)
+        if grade:
+            groups.setdefault((need.kind, need.name, need.when, grade, need.role), []).append(need)
     for (kind, name, when, grade, role), lacking in groups.items():
         names = ", ".join(need.permission for need in lacking)
         parts = ", ".join(dict.fromkeys(part for need in lacking for part in need.parts))
@@ -194,10 +197,39 @@ def grant_command(kind: str, name: str, role: str, context: Context) -> str:
 def severity(need: Need) -> Severity:
     """Return error for what every pod needs and no policy below the project can grant.
 
-    Google's answer about the project is no proof for the others: IAP may be granted on a VM that does not exist yet or
-    under a condition, and `actAs` is not needed where the pod exists.
+    Google's answer about the project is no proof for the others: `actAs` is not needed where the pod exists.
     """
     return "error" if need.permission.startswith("tpu.nodes.") and need.when == ALWAYS else "warning"
+
+
+def tunnel_severity(config: Config, context: Context) -> Severity | None:
+    """Return how bad it is that the project does not let the caller through IAP; None if IAP's own policy does.
+
+    It is an error where IAP is the only way in, unless the project's policy cannot be read, or grants something under a
+    condition: Google evaluates those on a connection (https://cloud.google.com/iap/docs/using-tcp-forwarding).
+    """
+    try:
+        for zone in config.tpu.all_zones:
+            tunnels = f"projects/{context.project}/iap_tunnel/zones/{zone}"
+            body = {"permissions": [TUNNEL]}
+            if not context.google.call("iap", "v1.testIamPermissions", resource=tunnels, body=body).get("permissions"):
+                break
+        else:
+            return None
+    except ServiceDisabledError:
+        pass  # then it has no policies either
+    except (ForbiddenError, NotFoundError):
+        return "warning"
+    options = {"options": {"requestedPolicyVersion": 3}}
+    try:
+        asked = {"resource": context.project, "body": options}
+        bindings = context.google.call("cloudresourcemanager", "projects.getIamPolicy", **asked).get("bindings", [])
+    except ForbiddenError:
+        return "warning"
+    under_condition = [binding["role"] for binding in bindings if binding.get("condition")]
+    known = [permissions_of_role(role) for role in under_condition if role in predefined_roles()]
+    maybe = len(known) < len(under_condition) or any(TUNNEL in permissions for permissions in known)
+    return "warning" if maybe or (config.ssh.method != "iap" and config.external_ip) else "error"
 
 
 def held_needs(needs: list[Need], context: Context) -> set[Need]:

@@ -17,6 +17,7 @@ VERSIONS = {
     "cloudresourcemanager": "v1",
     "compute": "v1",
     "iam": "v1",
+    "iap": "v1",
     "secretmanager": "v1",
     "oauth2": "v2",
     "oslogin": "v1",

@@ -106,6 +106,7 @@ class Projects(Service):
             **self._of_policies(f"{manager}v1:projects.", _check_named),
             **self._of_policies(f"{manager}v3:projects.", _check_named),
             **self._of_policies("iam.v1:projects.serviceAccounts.", lambda call: self._get(call)["name"]),
+            "iap.v1:testIamPermissions": lambda call: call.test_permissions(_tunnels(call)),
         }
 
     def _of_policies(self, methods: str, resource: Callable[[ApiCall], str]) -> dict[str, Handler]:
@@ -221,6 +222,15 @@ def _show_project(call: ApiCall, **shown: str) -> Document:
 def _identity(email: str, number: str) -> Document:
     name = f"{PROJECT_RESOURCE}/serviceAccounts/{email}"
     return {"name": name, "email": email, "projectId": PROJECT, "uniqueId": number, "etag": format_etag(1)}
+
+
+def _tunnels(call: ApiCall) -> str:
+    """Return the resource with the policy of IAP's tunnels in a zone."""
+    project, _, tunnels = call.path["v1Id"].removeprefix("projects/").partition("/")
+    check_project(project)
+    if not re.fullmatch(r"iap_tunnel(/zones/[-a-z0-9]+)?", tunnels):
+        raise ApiError(400, "Request contains an invalid argument.")
+    return f"{PROJECT_RESOURCE}/{tunnels}"
 
 
 def _check_named(call: ApiCall) -> str:

@@ -30,10 +30,15 @@ MOUNTS: Mapping[str, str] = {
     "cloudresourcemanager.v1": "cloudresourcemanager/",
     "cloudresourcemanager.v3": "cloudresourcemanager/",
     "iam.v1": "iam/",
+    "iap.v1": "iap/",
     "secretmanager.v1": "secretmanager/",
     "oslogin.v1": "oslogin/",
     "oauth2.v2": "oauth2/",
 }
+
+
+_ANY_RESOURCE = "v1Id"
+"""Parameter for resources of several kinds, so of several segments."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,8 @@ def _match(segment: _Segment, http: str, parts: list[str], at: int) -> tuple[Met
         if part.endswith(verb) and len(part) > len(verb) and (found := _match(child, http, parts, at + 1)):
             found[1][name] = unquote(part.removesuffix(verb))
             return found
+        if name == _ANY_RESOURCE and verb and parts[-1].endswith(verb) and http in child.methods:
+            return child.methods[http], {name: unquote("/".join(parts[at:]).removesuffix(verb))}
     return None
 
 

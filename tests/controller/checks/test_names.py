@@ -8,7 +8,7 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
-from controller.checks.names import caller_has_permissions
+from controller.checks.names import TUNNEL, caller_has_permissions
 from controller.checks.preflight import _ask
 from controller.context import Context
 from controller.core.events import Events
@@ -83,7 +83,7 @@ def test_a_caller_who_lacks_one_permission_is_told_which(cloud: EmulatedCloud, c
     before = [entry for entry in cloud.request_log() if entry["mutating"]]
     [found] = findings(context)
     assert need.permission in found.message
-    sure = need.permission in ("tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list")
+    sure = need.permission in (*(f"tpu.nodes.{verb}" for verb in ("create", "delete", "get", "list")), TUNNEL)
     check = "credentials" if need.permission == "serviceusage.services.use" else "permissions"  # of every request
     assert (found.check, found.severity) == (check, "error" if sure else "warning")
     assert [entry for entry in cloud.request_log() if entry["mutating"]] == before

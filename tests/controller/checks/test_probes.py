@@ -8,6 +8,7 @@ import pytest
 from conf.schema.cloud import all_permissions
 from conf.schema.config import Config
 from controller.checks import capacity
+from controller.checks.names import TUNNEL
 from controller.checks.preflight import checks_of, probe_cloud
 from controller.context import Context
 from controller.core.finding import Finding
@@ -96,6 +97,44 @@ def test_a_bastion_needs_a_machine_that_its_zone_has() -> None:
     assert error.startswith("bastion_machine: error cloud.driver_machine: us-central1-a has no e9-small; use null, or")
     assert words({}, bastion) == []
     assert words({"machineTypes.get": REFUSED}, bastion) == []
+
+
+NO_TUNNEL = {"projects.testIamPermissions": {"permissions": sorted(all_permissions() - {TUNNEL})}}
+INSIDE = ["tpu.external_ip=false", "network.laptop=null"]
+
+
+def bound(role: str, **more: Any) -> dict[str, Any]:
+    return {"projects.getIamPolicy": {"bindings": [{"role": role, "members": ["user:you@example.com"], **more}]}}
+
+
+ON_PORT_22 = {"condition": {"expression": "destination.port == 22"}}
+OFF = ServiceDisabledError("x", 403, "PERMISSION_DENIED", "iap.googleapis.com is disabled")
+
+
+@pytest.mark.parametrize(
+    ("answers", "overrides", "severity"),
+    [
+        ({}, INSIDE, "error"),
+        ({}, [*INSIDE, "tpu.plane=auto", *V6E], "error"),
+        ({}, ["tpu.external_ip=true", "ssh.method=iap"], "error"),
+        ({}, ["tpu.external_ip=true", "network.laptop=null"], "warning"),  # a rule may admit this machine
+        ({}, ["tpu.external_ip=true", "network.laptop=auto"], None),
+        ({"v1.testIamPermissions": {"permissions": [TUNNEL]}}, INSIDE, None),
+        ({"v1.testIamPermissions": OFF}, INSIDE, "error"),
+        ({"v1.testIamPermissions": REFUSED}, INSIDE, "warning"),
+        ({"projects.getIamPolicy": REFUSED}, INSIDE, "warning"),
+        (bound("roles/iap.tunnelResourceAccessor"), INSIDE, "error"),  # somebody else's
+        (bound("roles/iap.tunnelResourceAccessor", **ON_PORT_22), INSIDE, "warning"),
+        (bound("projects/p/roles/own", **ON_PORT_22), INSIDE, "warning"),
+        (bound("roles/viewer", **ON_PORT_22), INSIDE, "error"),
+    ],
+)
+def test_a_lack_of_iap_is_an_error_where_it_is_the_only_way_in(
+    answers: dict[str, Any], overrides: list[str], severity: str | None
+) -> None:
+    found = [line for line in words(NO_TUNNEL | answers, *overrides) if TUNNEL in line]
+    assert [line.split()[1] for line in found] == ([severity] if severity else [])
+    assert all("--role=roles/iap.tunnelResourceAccessor" in line for line in found)
 
 
 def test_what_is_right_is_not_commented_on() -> None:

@@ -120,6 +120,8 @@ def spoil_ssh(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 CONSUMER = "roles/serviceusage.serviceUsageAdmin"
 """Without it, the caller's requests may not count against the project."""
+TUNNEL = "roles/iap.tunnelResourceAccessor"
+"""Without it, workers without external addresses are out of reach."""
 GRANT = "gcloud projects add-iam-policy-binding slipway-local --member="
 OBSTACLES = {
     "no credentials": Obstacle(
@@ -283,8 +285,9 @@ OBSTACLES = {
     **{
         f"without {role}": Obstacle("permissions", f"{role} has it", GRANT, "", without=role)
         for role in ROLES
-        if role != CONSUMER
+        if role not in (CONSUMER, TUNNEL)
     },
+    f"without {TUNNEL}": Obstacle("permissions", f"{TUNNEL} has it", GRANT, without=TUNNEL),
     f"without {CONSUMER}": Obstacle(
         "credentials",
         "required permission to use project slipway-local",
