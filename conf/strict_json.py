@@ -1,4 +1,4 @@
-"""The one place that writes JSON for others: JSON has no NaN and no infinity, and strict readers refuse them.
+"""The one place that writes JSON for others, and reads theirs: JSON has no NaN and no infinity.
 
 Such a number becomes null, and the object says so: `"not_finite": {"metrics/loss": "nan"}`, by JSON pointers
 (https://www.rfc-editor.org/rfc/rfc6901) without the first slash.
@@ -18,6 +18,16 @@ def dumps(value: Any, **how: Any) -> str:
         return json.dumps(value, allow_nan=False, **how)
     except ValueError:
         return json.dumps(_explained(value), allow_nan=False, **how)
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse as `json.loads` does; an integer that no float can hold is infinite, as 1e999 is: no reader overflows."""
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(text: str) -> int | float:
+    number = float(text)
+    return int(text) if math.isfinite(number) else number
 
 
 def restored(body: Any) -> Any:

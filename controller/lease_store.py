@@ -8,7 +8,6 @@ by the server's clock: https://cloud.google.com/storage/docs/request-preconditio
 """
 
 import getpass
-import json
 import os
 import socket
 import uuid
@@ -19,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from conf.strict_json import dumps
+from conf.strict_json import dumps, loads
 from controller.agent.worker_processes import boot_id, start_time
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document, FormatError, has_format
@@ -211,7 +210,7 @@ class BucketLeaseStore:
         except NotFoundError:
             return None
         try:
-            body = json.loads(answer.get("metadata", {}).get(KEY, ""))
+            body = loads(answer.get("metadata", {}).get(KEY, ""))
             document = kind.from_json(body, f"gs://{self.bucket}/{name}") if has_format(body) else None
         except (KeyError, ValueError, RecursionError):
             document = None

@@ -19,13 +19,14 @@ import pytest
 from conf.json_lines import LineError, parse_json
 from controller.agent import attempts, control
 from controller.agent.attempts import SecretMask
+from controller.agent.fs import AgentError, read_json
 from controller.checks import input_first_row
 from controller.core.errors import CloudError
 from controller.core.json_documents import DamagedRecordError, load_json
 from controller.inputs import modules
 from controller.lease_store import BucketLeaseStore
 from controller.report import gather
-from controller.resources import deletions
+from controller.resources import dead_mans_switch, deletions
 from controller.resources.pod import capacity_log
 from controller.ssh.agent_link import AgentLink
 from controller.witness import stand_ins
@@ -47,9 +48,9 @@ def refused(error: type[Exception], words: str, act: Callable[[], object]) -> No
         act()
 
 
-def said_of_metrics(file: Path) -> list[dict[str, Any]]:
-    """Return what the agent says of the lines of a metrics.jsonl."""
-    file.write_text(f"{NESTED}\n")
+def said_of_metrics(file: Path, line: str) -> list[dict[str, Any]]:
+    """Return what the agent says of a metrics.jsonl with this line."""
+    file.write_text(f"{line}\n")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         control._emit_metrics(file, 0, SecretMask({}))
     return [json.loads(line) for line in out.getvalue().splitlines()]
@@ -62,11 +63,22 @@ def read_all(folder: Path) -> None:
     link: Any = SimpleNamespace(_error=lambda kind, *words: CloudError(f"{kind}: {words[0]}"))
     refused(CloudError, "`observe` did not return JSON", lambda: AgentLink._parse(link, "observe", NESTED.encode()))
     assert list(gather._parse_jsonl([NESTED.encode(), b'{"a": 1}'])) == [{"a": 1}]
-    [line] = said_of_metrics(folder / "metrics.jsonl")
+    [line] = said_of_metrics(folder / "metrics.jsonl", NESTED)
     assert "is not a JSON object" in line["warning"]
     assert len(line["warning"]) < 300
     (folder / "summary.json").write_text(NESTED)
     assert "not JSON" in cast(Any, attempts._read_summary(folder))["error"]
+    (folder / ".slipway").mkdir()
+    (folder / ".slipway/watchdog.json").write_text(NESTED)
+    refused(AgentError, "watchdog.json is damaged: no JSON", lambda: read_json(folder / ".slipway/watchdog.json"))
+    known = {str(folder / ".slipway/watchdog.json"): (500.0, 60.0)}
+    with contextlib.redirect_stderr(io.StringIO()):
+        assert dead_mans_switch.read_limits([str(folder)], "boot-1", 0.0, known) == (500.0, 60.0)
+    deep = '{"a": ' * 300 + "1" + "}" * 300
+    (folder / "summary.json").write_text(deep)
+    assert "it is nested too deeply" in cast(Any, attempts._read_summary(folder))["error"]
+    [line] = said_of_metrics(folder / "metrics.jsonl", deep)
+    assert "is nested too deeply" in line["warning"]
     (folder / "rows.jsonl").write_text(NESTED[:5000])
     refused(
         input_first_row._UnreadableError,

@@ -6,7 +6,6 @@ masked before the secrets file is deleted: if there is no secrets file, the log 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from .fs import (
     attempt_folder,
     attempt_number,
     file_size,
+    parse_object,
     read_json,
     read_range,
     write_atomic,
@@ -142,7 +142,7 @@ def attempt_status(folder: Path) -> dict[str, Any]:
     A killed supervisor leaves no record of how its program ended: `lost` means that the end still has to be recorded.
     Liveness is checked first and exit.json last, so that an attempt that ends in between does not look lost.
     """
-    begun = read_json(folder / "pid.json")
+    begun = read_json(folder / "pid.json", "boot_id", "started", "program", "supervisor")
     if begun is None:
         return {"state": "absent"}
     same_boot = begun["boot_id"] == boot_id()
@@ -208,9 +208,9 @@ def _read_summary(run: Path) -> dict[str, Any] | None:
     if file_size(path) > MAX_SUMMARY_BYTES:
         return {"error": f"summary.json is larger than {MAX_SUMMARY_BYTES} bytes"}
     try:
-        found = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        return None if text.strip() == b"null" else parse_object(text)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
-        return {"error": f"summary.json is not JSON: {error}"}
-    return found if found is None or isinstance(found, dict) else {"error": "summary.json is not a JSON object"}
+    except ValueError as error:
+        return {"error": f"summary.json is not JSON that can be kept: {error.__cause__ or f'it {error}'}"}

@@ -8,7 +8,6 @@ https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import signal
 import threading
@@ -29,6 +28,7 @@ from .fs import (
     file_size,
     free_gb,
     locked,
+    parse_object,
     read_json,
     read_range,
     say,
@@ -118,7 +118,7 @@ def stop(run_id: str, attempt: int | None = None, grace_seconds: float = 30.0) -
     """Stop an attempt (default: the latest) by SIGTERM, after the grace period by SIGKILL; return its `state`."""
     folder = attempt_folder(run_id, attempt)
     with locked("start"):  # by now, a start in progress has recorded its program
-        begun = read_json(folder / "pid.json")
+        begun = read_json(folder / "pid.json", "boot_id", "started", "program", "supervisor")
     if begun and begun["boot_id"] == boot_id():
         _signal_group(begun["program"], signal.SIGTERM, grace_seconds)
         _signal_group(begun["program"], signal.SIGKILL, SUPERVISOR_TIMEOUT_SECONDS)
@@ -154,7 +154,7 @@ def finalize_attempt(
     folder: Path, how: dict[str, Any], before_masking: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """Record the end, delete the secrets, upload the log and the record, and record the result of the upload."""
-    begun, path = read_json(folder / "pid.json"), folder / "exit.json"
+    begun, path = read_json(folder / "pid.json", "boot_id", "started", "program", "supervisor"), folder / "exit.json"
     bucket = begun["bucket"]
     record = {**how, "notice": recorded_notice(folder), "started": begun["started"]}
     record |= {"upload": "pending" if bucket else "none", "upload_error": None}
@@ -232,7 +232,7 @@ def _resolve_offset(path: Path, offset: int) -> int:
 
 def _is_stopped(folder: Path) -> bool:
     """Return whether a process of the program is stopped by a signal."""
-    begun = read_json(folder / "pid.json")
+    begun = read_json(folder / "pid.json", "boot_id", "started", "program", "supervisor")
     return bool(begun and is_alive(begun["program"]) and "T" in group_members(begun["program"]["pid"]).values())
 
 
@@ -266,10 +266,10 @@ def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
         for line in data[:end].splitlines(keepends=True):
             offset += len(line)
             try:
-                say({"metrics": dict(json.loads(line)), "offset": offset})
-            except (ValueError, TypeError, RecursionError):
+                say({"metrics": parse_object(line), "offset": offset})
+            except ValueError as error:
                 shown = line[:200].decode(errors="replace")
-                say({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {shown}"})
+                say({"warning": f"metrics.jsonl: the line before byte {offset} {error}: {shown}"})
     return offset
 
 

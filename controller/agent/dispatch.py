@@ -37,7 +37,9 @@ COMMANDS = {
 def _check_fencing_token(place: str, token: int) -> None:
     """Reject a command from a controller whose lease has been superseded; `place` is where the lease is stored."""
     with locked("lease"):
-        known = read_json(agent_root() / "lease.json") or {}
+        known = read_json(agent_root() / "lease.json", "place", "token") or {}
+        if known.get("place") == place and not isinstance(known["token"], int):
+            raise AgentError(f"{agent_root() / 'lease.json'} is damaged, so nobody knows who may act: delete it")
         if known.get("place") == place and known["token"] > token:
             raise AgentError(f"another controller has taken over this pod (lease {known['token']}, not {token})")
         if known != (wanted := {"place": place, "token": token}):

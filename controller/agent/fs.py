@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +32,12 @@ def dump(body: Mapping[str, Any]) -> bytes:
 
 def say(answer: Mapping[str, Any]) -> None:
     print(dump(answer).decode(), flush=True)
+
+
+def complain(message: str) -> None:
+    """Print a line to the log of this process. A full disk takes none, and that ends nobody."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
 
 
 CHUNK_BYTES = 1 << 20
@@ -67,7 +73,7 @@ def write_heartbeat() -> None:
         path.touch(mode=0o600)
         os.utime(path, (boot_time(), boot_time()))
     except OSError as error:  # a full disk; what the command itself needs is reported by the command
-        print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
+        complain(f"cannot write {path}: {error}")
 
 
 def safe_join(folder: str, name: str) -> Path:
@@ -102,13 +108,25 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
     write_atomic(path, dump(body))
 
 
-def read_json(path: Path) -> Any:
-    """Return what `write_json` wrote, or None if there is no file; raise AgentError for another format."""
+def read_json(path: Path, *keys: str) -> Any:
+    """Return what `write_json` wrote, with these keys, or None if there is no file; raise AgentError if it is not."""
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(path.read_bytes(), object_pairs_hook=_object)
     except FileNotFoundError:
         return None
-    return checked(body, str(path))
+    except (ValueError, RecursionError) as error:
+        raise AgentError(f"{path} is damaged: no JSON ({error})") from None
+    found = checked(body, str(path))
+    if missing := [key for key in keys if key not in found]:
+        raise AgentError(f"{path} is damaged: it has no {missing[0]}")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a name twice")
+    return found
 
 
 def checked(body: Any, where: str) -> dict[str, Any]:
@@ -116,6 +134,28 @@ def checked(body: Any, where: str) -> dict[str, Any]:
     if problem := format_problem(body, where):
         raise AgentError(problem)
     return {key: value for key, value in body.items() if key != "format"}
+
+
+MAX_DEPTH = 50
+"""Levels of nesting of what a program wrote; the controller refuses a few more, and so does whoever writes JSON."""
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Return the JSON object of a program; raise ValueError if it is none, or so deep that others cannot read it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is not a JSON object") from error
+    if not isinstance(found, dict):
+        raise ValueError("is not a JSON object")
+    if not _is_shallow(found, MAX_DEPTH):
+        raise ValueError("is nested too deeply")
+    return found
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(each, levels - 1) for each in inner)
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:

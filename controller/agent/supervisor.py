@@ -28,6 +28,7 @@ from .control import SHUTDOWN, finalize_attempt, kill_leftovers, record_notice, 
 from .fs import (
     AgentError,
     attempt_folder,
+    complain,
     dump,
     file_size,
     free_gb,
@@ -322,7 +323,7 @@ def _watch_for_successor(
                 end()
                 return
         except TransferError as error:  # the next lookup counts
-            print(f"cannot look for a later attempt: {error}", file=sys.stderr, flush=True)
+            complain(f"cannot look for a later attempt: {error}")
 
 
 def keep_heartbeat(over: threading.Event) -> None:
@@ -348,7 +349,7 @@ def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threadi
             upload_file(log, begun["bucket"], begun["log_object"], size)
             seen, uploaded = size, time.monotonic()
         except TransferError as error:  # the final upload is the one that counts
-            print(f"cannot upload the log: {error}", file=sys.stderr, flush=True)
+            complain(f"cannot upload the log: {error}")
         pause = max(LOG_UPLOAD_SECONDS, 10 * (time.monotonic() - before))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .attempts import active_attempt
-from .fs import AgentError, agent_root, boot_time, dump, locked, read_json, write_heartbeat, write_json
+from .fs import AgentError, agent_root, boot_time, complain, dump, locked, read_json, write_heartbeat, write_json
 from .worker_processes import boot_id, is_alive, start_time, wall_time
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 """Seconds before a refused deletion is retried."""
 SAVE_SECONDS = 60.0
 """Interval at which the seconds that are left are saved, for a reboot."""
+MAX_SECONDS = 1e12
+"""Greatest time, and greatest limit, that orders may have."""
 LIMITS_FILE, PID_FILE, REFUSED_FILE = "watchdog.json", "watchdog-pid.json", "watchdog-refused.json"
 
 
@@ -68,6 +70,8 @@ def set_watchdog(
         "asked": now,
         "agent": Path(sys.argv[0]).name,
     }
+    if problem := order_problem(order):
+        raise AgentError(f"no orders for a watchdog: {problem}")
     with locked("watchdog"):
         write_json(agent_root() / LIMITS_FILE, order)
         (agent_root() / REFUSED_FILE).unlink(missing_ok=True)  # of older orders
@@ -76,12 +80,13 @@ def set_watchdog(
 
 
 def watchdog_state() -> WatchdogState:
-    order = _read(LIMITS_FILE)
+    order = _read_order()
     if order is None or not _is_running(Path(sys.argv[0]).name):
         return {"running": False, "idle_seconds": None, "seconds_left": None, "refused": None}
     left = None if order["until"] is None else order["until"] - boot_time()
-    refused = (_read(REFUSED_FILE) or {"error": None})["error"]
-    return {"running": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
+    refused = (_read(REFUSED_FILE) or {}).get("error")
+    why = None if refused is None else str(refused)
+    return {"running": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": why}
 
 
 def keep_watchdog() -> None:
@@ -91,17 +96,18 @@ def keep_watchdog() -> None:
     """
     try:
         with locked("watchdog"):
-            order = _read(LIMITS_FILE)
-            if order and order.get("boot_id") == boot_id():
+            order = _read_order()
+            if order and order["boot_id"] == boot_id():
                 _spawn_if_dead(order["agent"])
-    except (AgentError, OSError, ValueError, KeyError) as error:
-        print(f"cannot look after the watchdog: {error!r}", file=sys.stderr, flush=True)
+    except Exception as error:
+        complain(f"cannot look after the watchdog: {error!r}")
 
 
 def run_watchdog() -> None:
     """Run the watchdog loop, in the process that `set_watchdog` spawns: check periodically, delete the pod when due."""
     mine, used, saved = Path(sys.argv[0]).name, boot_time(), boot_time()
-    while (order := _read(LIMITS_FILE)) and order["agent"] == mine and order["boot_id"] == boot_id():
+    order = None
+    while (order := _read_order(order)) and order["agent"] == mine and order["boot_id"] == boot_id():
         now = boot_time()
         write_heartbeat()
         if now - saved >= SAVE_SECONDS:
@@ -128,7 +134,7 @@ def _note_refusal(refused: str | None) -> None:
     with suppress(OSError):  # a full disk must not end the watchdog
         write_json(agent_root() / REFUSED_FILE, {"error": refused})
     if refused:
-        print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
+        complain(f"{wall_time():.0f} {refused}")
 
 
 def deletion_reason(order: dict[str, Any], now: float, used: float) -> str:
@@ -141,8 +147,13 @@ def deletion_reason(order: dict[str, Any], now: float, used: float) -> str:
 
 
 def in_use() -> bool:
-    """Return whether a program is alive or a user is logged in."""
-    return active_attempt() is not None or bool(ssh_sessions(Path("/proc")))
+    """Return whether a program is alive or a user is logged in. One whose record is damaged does not count."""
+    try:
+        if active_attempt() is not None:
+            return True
+    except Exception as error:
+        complain(f"cannot tell whether a program runs: {error!r}")
+    return bool(ssh_sessions(Path("/proc")))
 
 
 def ssh_sessions(proc: Path) -> list[str]:
@@ -158,18 +169,45 @@ def ssh_sessions(proc: Path) -> list[str]:
     return found
 
 
-def _read(name: str) -> Any:
-    """Return what one of the watchdog's files holds; None without one, or if it is damaged: new orders replace it."""
+def order_problem(order: dict[str, Any]) -> str:
+    """Return why these are no orders; empty if they are. Pure."""
+    for key, least, most in (
+        ("until", -MAX_SECONDS, MAX_SECONDS),
+        ("seconds_left", -MAX_SECONDS, MAX_SECONDS),
+        ("idle_seconds", 0.0, MAX_SECONDS),
+        ("asked", -MAX_SECONDS, MAX_SECONDS),
+    ):
+        value: Any = order.get(key, "")
+        if (value is not None or key == "asked") and not (type(value) in (int, float) and least <= value <= most):
+            return f"{key} is no number from {least:g} to {most:g}"
+    deletes = order.get("deletes")
+    if not isinstance(deletes, list) or not all(isinstance(url, str) for url in deletes):
+        return "deletes is no list of addresses"
+    texts = ("boot_id", "agent", "note_object", *(("bucket",) if order.get("bucket") is not None else ()))
+    return next((f"{key} is no text" for key in texts if not isinstance(order.get(key), str)), "")
+
+
+def _read_order(known: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """Return the orders; None without any. Damaged ones never replace those that are known."""
+    order = _read(LIMITS_FILE, {})
+    if order is None or not order_problem(order):
+        return order
+    return known
+
+
+def _read(name: str, damaged: dict[str, Any] | None = None) -> Any:
+    """Return what one of the watchdog's files holds; None without one; `damaged` if it is: new orders replace it."""
     try:
         return read_json(agent_root() / name)
-    except (AgentError, ValueError):
-        return None
+    except (AgentError, OSError):
+        return damaged
 
 
 def _is_running(agent: str) -> bool:
     """Return whether a watchdog of this version of the agent has been running since this boot."""
-    who = _read(PID_FILE)
-    return bool(who and who["boot_id"] == boot_id() and who["agent"] == agent and is_alive(who))
+    who = _read(PID_FILE) or {}
+    is_ours = who.get("boot_id") == boot_id() and who.get("agent") == agent and isinstance(who.get("pid"), int)
+    return is_ours and 0 < who["pid"] < 1 << 31 and is_alive({"start_time": None, **who})
 
 
 def _spawn_if_dead(agent: str) -> None:
@@ -187,17 +225,16 @@ def _spawn_if_dead(agent: str) -> None:
 
 def _delete_pod(order: dict[str, Any], why: str) -> str | None:
     """Record the reason and delete the pod; return why the deletion was refused, or None."""
-    from http.client import HTTPException
     from urllib.error import HTTPError
 
-    from .transfers import TransferError, upload_stream
+    from .transfers import upload_stream
 
     if order["bucket"]:
         body = dump({"time": wall_time(), "reason": why})
         try:
             upload_stream([body], len(body), order["bucket"], order["note_object"])
-        except TransferError as error:  # the note is optional; the deletion is not
-            print(error, file=sys.stderr, flush=True)
+        except Exception as error:  # the note is optional; the deletion is not
+            complain(repr(error))
     refusals = []
     for url in order["deletes"]:
         try:
@@ -206,7 +243,7 @@ def _delete_pod(order: dict[str, Any], why: str) -> str | None:
         except HTTPError as error:
             if error.code != 404:
                 refusals.append(f"HTTP {error.code}: {error.read(500).decode(errors='replace')}")
-        except (HTTPException, OSError, ValueError, KeyError) as error:
+        except Exception as error:
             refusals.append(repr(error))
     return "; ".join(refusals) or None
 

@@ -99,7 +99,8 @@ def process_identity() -> dict[str, Any]:
 
 def is_alive(process: dict[str, Any]) -> bool:
     """Return whether the process described by `process_identity` still runs, not a later one with the same pid."""
-    return start_time(process["pid"]) == process["start_time"]
+    began = start_time(process["pid"])  # None: it is dead, and a record may say null too
+    return began is not None and began == process["start_time"]
 
 
 def attempt_processes(attempt: Path) -> list[int]:

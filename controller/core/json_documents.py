@@ -4,7 +4,6 @@ Keys on disk are fixed, Python names are not.
 """
 
 import fcntl
-import json
 import os
 import time
 import typing
@@ -16,9 +15,9 @@ from types import NoneType, UnionType
 from typing import IO, Any, ClassVar, Self, get_args, get_origin
 
 from conf.formats import FORMAT, format_problem
-from conf.strict_json import dumps, restored
+from conf.strict_json import dumps, loads, restored
 from controller.core.errors import SlipwayError
-from controller.core.text import one_line
+from controller.core.text import finite_number, one_line
 
 Body = dict[str, Any]
 
@@ -100,7 +99,7 @@ def load(content: str | bytes, where: str) -> Body:
 def load_json(content: str | bytes, where: str) -> Any:
     """Parse JSON. Raises DamagedRecordError if it is none."""
     try:
-        return json.loads(content)
+        return loads(content)
     except (ValueError, RecursionError) as error:
         raise DamagedRecordError(f"{where} is damaged: no JSON ({error})") from None
 
@@ -165,6 +164,8 @@ def type_problem(value: Any, kind: Any, name: str = "it") -> str:
     accepted = (int, float) if origin is float else (origin,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and origin is not bool):
         return _differs(name, value)
+    if origin is float and finite_number(value) is None:
+        return f"{name} is no finite number"
     if isinstance(value, list) and inner:
         return _first(type_problem(each, inner[0], f"{name}[{i}]") for i, each in enumerate(value))
     if isinstance(value, dict) and inner:

@@ -7,7 +7,6 @@ an object may be a file that this module has never seen. Generations and custom 
 import base64
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -19,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from conf.strict_json import dumps
+from conf.strict_json import dumps, loads
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document, has_format
 from controller.core.this_process import Clock, boot_id, boot_time
@@ -141,7 +140,7 @@ def _metadata_file(bucket: str, name: str) -> Path:
 def _metadata(bucket: str, name: str) -> ObjectMetadata:
     file = _metadata_file(bucket, name)
     try:
-        return ObjectMetadata.from_json(json.loads(file.read_bytes()), str(file))
+        return ObjectMetadata.from_json(loads(file.read_bytes()), str(file))
     except FileNotFoundError:
         return ObjectMetadata(1)  # a program wrote the file
 

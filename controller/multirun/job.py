@@ -15,6 +15,7 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 
+from ..agent.fs import parse_object
 from ..agent.transfers import TransferError, upload_file, with_retries
 
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
@@ -91,11 +92,17 @@ class Recorder(Callback):
             return
         try:
             value = plain_value(job_return.return_value)
-        except TypeError as error:
-            print(f"slipway: the app returned {error}, which JSON cannot hold; its multirun gets None", flush=True)
+            parse_object(json.dumps({RETURN_VALUE: value}).encode())
+        except (TypeError, ValueError, RecursionError) as error:
+            what = error if isinstance(error, TypeError) else "a value that is too large or nested too deeply"
+            print(f"slipway: the app returned {what}, which JSON cannot hold; its multirun gets None", flush=True)
             return
         file = Path(os.environ["SLIPWAY_RUN_DIR"]) / "summary.json"
-        summary = json.loads(file.read_text()) if file.is_file() else {}
+        try:
+            summary = parse_object(file.read_bytes()) if file.is_file() else {}
+        except ValueError as error:
+            print(f"slipway: summary.json {error}: what the app returned takes its place", flush=True)
+            summary = {}
         draft = file.with_suffix(".draft")
         draft.write_text(json.dumps({**summary, RETURN_VALUE: value}))
         draft.replace(file)

@@ -10,7 +10,6 @@ started.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
-from conf.strict_json import dumps
+from conf.strict_json import dumps, loads
 from controller.core.json_documents import (
     DamagedRecordError,
     append_lines,
@@ -179,7 +178,7 @@ def list_published_rows(google: GoogleClient, bucket: str, left_out: list[LeftOu
 def _parse_row(text: str | bytes, where: int | str) -> RunRow | LeftOut:
     """Parse a row; anything else, such as a line cut short by a crash, is left out."""
     try:
-        row = json.loads(text)
+        row = loads(text)
     except (ValueError, RecursionError):
         return LeftOut(where, "it cannot be read")
     if not has_format(row):

@@ -3,7 +3,6 @@
 Programs and workers wrote most of them, so unreadable content is skipped.
 """
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.formats import format_problem
+from conf.strict_json import loads
 from controller.core.json_documents import checked, has_format
 from controller.core.text import finite_number
 from controller.gcp.client import GoogleClient
@@ -143,7 +143,7 @@ def _begin_with_warm_start(curves: dict[Metric, dict[float, float | None]]) -> N
 def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     for content in contents:
         try:
-            document = json.loads(content)
+            document = loads(content)
         except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):

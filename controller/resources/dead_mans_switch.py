@@ -10,15 +10,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 METADATA = "http://{}/computeMetadata/v1/instance/"
 MAX_POLL_SECONDS = 30.0
 GRACE_SECONDS = 30.0
 """How long after a limit of the watchdog it may still enforce that itself; a check later the pod is deleted here."""
+MAX_SECONDS = 1e12
+"""Greatest time, and greatest limit, that is one; as in the watchdog."""
 NEVER = float("inf")
+Limits = dict[str, tuple[float, float]]
+"""By file: when the pod ends whatever runs, and the idle seconds; infinity where there is no limit."""
 
 
 def boot_time() -> float:
@@ -47,39 +52,88 @@ def watch(
         limits: returns when the pod ends whatever runs, and after how many seconds without a sign of life, from when
             this began.
     """
-    last, known = clock(), sign()
-    begun = last
+    begun = last = clock()
+    known: tuple[float, ...] | None = None
+    until = idle = NEVER
+    with going_on():
+        known = sign()
     while True:
         sleep(min(MAX_POLL_SECONDS, limit / 10))
-        now, (until, idle) = sign(), limits(begun)
-        if now is None or now != known:
-            last, known = clock(), now
+        with going_on():
+            if (now := sign()) is None or now != known:
+                last, known = clock(), now
+        with going_on():
+            until, idle = limits(begun)
         if clock() >= until + GRACE_SECONDS or clock() - last >= min(limit, idle + GRACE_SECONDS):
-            try:
+            with going_on():
                 delete()
-            except Exception as error:  # the next check tries again
-                print(f"the pod was not deleted: {error!r}", file=sys.stderr, flush=True)
 
 
-def read_limits(homes: list[str], boot_id: str, begun: float) -> tuple[float, float]:
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Go on after the block whatever happens in it: the next check tries again, and what was known counts."""
+    try:
+        yield
+    except Exception as error:
+        complain(f"a check failed: {error!r}")
+
+
+def complain(message: str) -> None:
+    """Print a line. A full disk takes none, and that ends nobody."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
+
+
+def read_limits(homes: list[str], boot_id: str, begun: float, known: Limits) -> tuple[float, float]:
     """Return the watchdog's limits: when the budget is spent, and the idle seconds; infinity where there is none.
 
-    After a reboot the seconds that were left then count from `begun`. What is damaged counts as no limit.
+    After a reboot the seconds that were left then count from `begun`.
+
+    Args:
+        homes: patterns of the users' home folders.
+        boot_id: of this boot.
+        begun: when this program began.
+        known: what each file said last; it still counts while the file is damaged or gone, each number by itself.
     """
-    until = idle = NEVER
     for home in homes:
         for path in glob.glob(f"{home}/.slipway/watchdog.json"):  # noqa: PTH207 - see `last_sign`
+            until, idle = known.get(path, (NEVER, NEVER))
             try:
-                with open(path, "rb") as file:  # noqa: PTH123
-                    order = json.loads(file.read(1 << 20))
-                if order["until"] is not None:
-                    rest = order["until"] if order["boot_id"] == boot_id else begun + order["seconds_left"]
-                    until = min(until, float(rest))
-                if order["idle_seconds"] is not None:
-                    idle = min(idle, float(order["idle_seconds"]))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                continue
-    return until, idle
+                with open(path, "rb", opener=_open_at_once) as file:
+                    order = json.loads(file.read(1 << 20), object_pairs_hook=_object)
+                if not isinstance(order["boot_id"], str):
+                    raise TypeError("boot_id is no text")
+                key, start = ("until", 0.0) if order["boot_id"] == boot_id else ("seconds_left", begun)
+                until = _limit(order, key, start, until)
+                idle = _limit(order, "idle_seconds", 0.0, idle)
+            except Exception as error:  # whatever it is, by whoever
+                complain(f"{path}: {error!r:.200}")
+            known[path] = until, idle
+    return min((until for until, _ in known.values()), default=NEVER), min(
+        (i for _, i in known.values()), default=NEVER
+    )
+
+
+def _limit(order: dict[str, Any], key: str, start: float, known: float) -> float:
+    """Return a limit of the orders, counted from `start`; infinity if they have none, `known` if it is no number."""
+    value = order.get(key, "")
+    if value is None:
+        return NEVER
+    if type(value) not in (int, float) or not abs(value) <= MAX_SECONDS or (key == "idle_seconds" and value < 0):
+        return known
+    return start + value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a name twice")
+    return found
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe in its place holds up nobody."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def last_sign(homes: list[str], proc: str = "/proc") -> tuple[float, ...] | None:
@@ -126,7 +180,7 @@ def delete_pod(urls: list[str], send: Callable[[str, str, dict[str, str]], bytes
             return
         except HTTPError as error:
             if error.code != 404:
-                print(f"{url}: {error.code} {error.read(500)!r}", file=sys.stderr, flush=True)
+                complain(f"{url}: {error.code} {error.read(500)!r}")
                 failed = error
     if failed:
         raise failed
@@ -147,11 +201,12 @@ def main(limit: str, *urls: str) -> None:
     if "SLIPWAY_HOMES" not in os.environ:  # a VM of our own: memory that runs out must not end this
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("-1000")
+    known: Limits = {}
     watch(
         float(limit),
         lambda: last_sign(homes),
         lambda: delete_pod(list(urls), send_request),
-        limits=lambda begun: read_limits(homes, boot_id, begun),
+        limits=lambda begun: read_limits(homes, boot_id, begun, known),
     )
 
 

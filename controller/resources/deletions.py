@@ -4,7 +4,6 @@ Google deletes nothing that is half made or half changed: a queued resource may 
 end with a billed pod. So the deletion is on record in the bucket and on this machine.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter
 
-from conf.strict_json import dumps
+from conf.strict_json import dumps, loads
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document, FormatError
@@ -237,7 +236,7 @@ def _in_bucket(context: Context, bucket: str, notes: list[str]) -> list[PendingD
 def _parse(text: bytes, where: str, notes: list[str]) -> list[PendingDeletion]:
     """Return the record in a list; an empty list and a note if it is broken."""
     try:
-        return [PendingDeletion.from_json(json.loads(text), where)]
+        return [PendingDeletion.from_json(loads(text), where)]
     except FormatError as error:
         notes.append(str(error))
     except (KeyError, ValueError, RecursionError):

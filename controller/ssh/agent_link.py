@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import zipfile
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import controller.agent
+from conf.strict_json import loads
 from controller.agent import protocol
 from controller.agent.fs import format_problem
 from controller.core.errors import SlipwayError
@@ -190,7 +190,7 @@ class AgentLink(ABC):
     def _parse(self, command: str, line: bytes | bytearray) -> dict[str, Any]:
         """Return an answer. Raises WorkerError if it is none: programs can replace the agent on their workers."""
         try:
-            body = dict(json.loads(line))
+            body = dict(loads(line))
         except (ValueError, TypeError, RecursionError):
             said = line[:MAX_WORDS].decode(errors="replace")
             raise self._error("agent", f"`{command}` did not return JSON", said) from None

@@ -3,7 +3,6 @@
 The live view is redrawn in place on a terminal; elsewhere there are plain lines.
 """
 
-import json
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conf.strict_json import dumps
+from conf.strict_json import dumps, loads
 from controller.core.events import Event, Events, FinishedRun
 from controller.core.json_documents import Record, checked, dump, stamped
 from controller.core.local_notes import LocalNotes
@@ -225,7 +224,7 @@ class SavedBoard:
 def load_board(file: Path) -> "SavedBoard":
     """Load the board in a file; an empty one if the file does not exist, or is damaged, which is said."""
     try:
-        return SavedBoard.from_json(json.loads(file.read_bytes()), str(file)) if file.is_file() else SavedBoard()
+        return SavedBoard.from_json(loads(file.read_bytes()), str(file)) if file.is_file() else SavedBoard()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         print(f"warning: {file} is damaged ({error!r:.80}): what it says of the sweep is left out", file=sys.stderr)
         return SavedBoard()

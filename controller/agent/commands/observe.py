@@ -168,7 +168,7 @@ def _is_stale(lock: Path) -> bool:
 def _check_leftovers() -> list[tuple[Path, list[int]]]:
     """Return leftover processes of ended attempts, known from pid.json or from the attempt in their environment."""
     folders = [path.parent for path in sorted(agent_root().glob("runs/*/attempt-*/pid.json"))]
-    begun = {folder: read_json(folder / "pid.json") for folder in folders}
+    begun = {folder: read_json(folder / "pid.json", "boot_id", "program") for folder in folders}
     now = boot_id()
     here = [folder for folder in folders if begun[folder]["boot_id"] == now]
     ended = [f for f in here if (s := attempt_status(f))["state"] == "exited" and not s.get("uploading")]
@@ -178,7 +178,7 @@ def _check_leftovers() -> list[tuple[Path, list[int]]]:
 
 
 def _kill_leftovers(folder: Path, pids: list[int]) -> None:
-    program = read_json(folder / "pid.json")["program"]
+    program = read_json(folder / "pid.json", "boot_id", "program")["program"]
     if is_alive(program):
         send_signal(os.killpg, program["pid"], signal.SIGKILL)
     for pid in pids:
@@ -200,7 +200,7 @@ def _huge_pages_mode() -> str:
 
 
 def _last_result_this_boot() -> Any:
-    known = read_json(agent_root() / "tidy.json")
+    known = read_json(agent_root() / "tidy.json", "boot_id")
     return known if known and known["boot_id"] == boot_id() else None
 
 
@@ -225,7 +225,7 @@ def observe(
     """
     home, boot, here = Path.home(), boot_id(), image_python()
     config = safe_join("runs", run_id) / "run.yaml" if run_id else None
-    probed = [read_json(agent_root() / f"{name}.json") for name in ("devices", "peers", "health")]
+    probed = [read_json(agent_root() / f"{name}.json", "boot_id") for name in ("devices", "peers", "health")]
     devices, peers, health = (found if found and found["boot_id"] == boot else None for found in probed)
     return {
         "boot_id": boot,

@@ -27,7 +27,7 @@ def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0
     handles neither gets no signal, because it would die silently. Linux only; elsewhere no process gets a signal.
     """
     folder = attempt_folder(run_id, attempt)
-    begun = read_json(folder / "pid.json")
+    begun = read_json(folder / "pid.json", "boot_id", "program")
     if not begun or begun["boot_id"] != boot_id() or not is_alive(begun["program"]):
         return {"processes": [], "text": ""}
     before = file_size(folder / "log")

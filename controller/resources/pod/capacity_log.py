@@ -7,7 +7,6 @@ was made otherwise than it was requested.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter
 
-from conf.strict_json import dumps
+from conf.strict_json import dumps, loads
 from controller.context import Context, SurplusSlice
 from controller.core.errors import SlipwayError
 from controller.core.json_documents import DamagedRecordError, Document, FormatError, dump, load, type_problem
@@ -256,7 +255,7 @@ def _read(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
 def _parse(text: str | bytes) -> CapacityEntry | None:
     """Parse a line; None for anything else, such as a line cut short by a crash, or one of a later Slipway."""
     try:
-        return CapacityEntry.from_json(json.loads(text))
+        return CapacityEntry.from_json(loads(text))
     except (FormatError, KeyError, TypeError, ValueError, RecursionError):
         return None
 

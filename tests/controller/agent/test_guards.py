@@ -163,7 +163,7 @@ def give_orders(left: float | None, now: float) -> None:
     with locked("watchdog"):
         write_json(
             watchdog.agent_root() / "watchdog.json",
-            {**order, "boot_id": "boot-1", "agent": "agent.pyz", "bucket": None},
+            {**order, "boot_id": "boot-1", "agent": "agent.pyz", "bucket": None, "deletes": [], "note_object": ""},
         )
         watchdog._spawn_if_dead("agent.pyz")
 
@@ -189,7 +189,7 @@ def drive(pod: Pod) -> None:
 
 def begin(pod: Pod) -> None:
     """A VM has booted for a run."""
-    homes = [str(pod.home)]
+    homes, known = [str(pod.home)], dict[str, tuple[float, float]]()
     pod.start("controller", lambda: drive(pod))
     pod.start(
         "switch",
@@ -199,7 +199,7 @@ def begin(pod: Pod) -> None:
             lambda: pod.delete("switch"),
             lambda: pod.now,
             pod.sleep,
-            lambda begun: dead_mans_switch.read_limits(homes, "boot-1", begun),
+            lambda begun: dead_mans_switch.read_limits(homes, "boot-1", begun, known),
         ),
     )
 
@@ -262,7 +262,7 @@ def test_what_is_left_survives_a_reboot(tmp_path: Path, monkeypatch: pytest.Monk
     assert pod.deleted == []
     order = json.loads((tmp_path / ".slipway" / "watchdog.json").read_bytes())
     assert LIMIT - 400.0 <= order["seconds_left"] <= LIMIT - 400.0 + 75.0
-    until, idle = dead_mans_switch.read_limits([str(tmp_path)], "boot-2", 5.0)
+    until, idle = dead_mans_switch.read_limits([str(tmp_path)], "boot-2", 5.0, {})
     assert (until, idle) == (5.0 + order["seconds_left"], IDLE)
 
 

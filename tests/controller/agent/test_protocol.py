@@ -114,3 +114,15 @@ def test_orders_with_an_older_lease_of_the_same_place_are_refused(worker: AgentW
     worker.call("watchdog_state")  # a look without a lease
     kept = json.loads((worker.home / ".slipway/lease.json").read_text())
     assert kept == {"format": 1, "place": "gs://other/pods/pod", "token": 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"format": 1}', '{"format": 1, "place": "gs://b/p", "token": null}', "9" * 5000,
+             '{"format": 1, "place": "gs://b/p", "token": NaN}',
+             '{"format": 1, "place": "gs://b/p", "token": 9, "token": 0}']
+)  # fmt: skip
+def test_a_damaged_lease_lets_nobody_act_and_is_named(text: str, worker: AgentWorker) -> None:
+    (worker.home / ".slipway").mkdir(exist_ok=True)
+    (worker.home / ".slipway/lease.json").write_text(text)
+    said = worker.call_error("watchdog_state", lease={"place": "gs://b/p", "token": 4})
+    assert f"{worker.home}/.slipway/lease.json is damaged" in said["error"]

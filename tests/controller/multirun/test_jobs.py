@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from controller.core.errors import ConfigError, SlipwayError
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.folder_store import FolderClient
-from controller.multirun.job import plain_value
+from controller.multirun.job import Recorder, plain_value
 from controller.multirun.jobs import (
     Job,
     Request,
@@ -245,6 +245,35 @@ def test_values_are_kept_as_json_has_them_and_others_are_named() -> None:
     for value in (np.ones(2), {1: 2}, object()):
         with pytest.raises(TypeError, match=f"a {type(value).__module__}.{type(value).__qualname__}"):
             plain_value(value)
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("returned", "before", "kept", "said"),
+    [
+        (0.5, '{"loss": 1}', {"loss": 1, "return_value": 0.5}, ""),
+        (0.5, "[1]", {"return_value": 0.5}, "summary.json is not a JSON object"),
+        (0.5, "9" * 5000, {"return_value": 0.5}, "summary.json is not a JSON object"),
+        (0.5, '{"a": ' * 90 + "1" + "}" * 90, {"return_value": 0.5}, "summary.json is nested too deeply"),
+        (nested(60), '{"loss": 1}', {"loss": 1}, "a value that is too large or nested too deeply"),
+        ([10**5000], '{"loss": 1}', {"loss": 1}, "a value that is too large or nested too deeply"),
+        ({1: 2}, '{"loss": 1}', {"loss": 1}, "a builtins.dict"),
+    ],
+)
+def test_whatever_an_app_returned_or_wrote_the_job_ends_as_it_did(
+    returned: Any, before: str, kept: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path))
+    (tmp_path / "summary.json").write_text(before)
+    Recorder().on_job_end(None, SimpleNamespace(status=SimpleNamespace(name="COMPLETED"), return_value=returned))
+    assert json.loads((tmp_path / "summary.json").read_text()) == kept
+    assert said in capsys.readouterr().out
 
 
 INSTALLED = "controller/installed"

@@ -174,6 +174,7 @@ def test_what_the_agent_says_is_what_it_declares() -> None:
         *(({"attempt": value}, "the answer.attempt is ") for value in ("1", None, 1.5, True, [1], {})),
         ({"log_tail": b"".hex}, "the answer.log_tail is dict"),
         ({"free_gb": "lots"}, "the answer.free_gb is str"),
+        *(({"free_gb": value}, "the answer.free_gb is no finite number") for value in (10**400, math.nan, -math.inf)),
         ({"summary": [1]}, "the answer.summary is list"),
         ({"summary": {"a": json.loads("[" * 100 + "]" * 100)}}, "the answer.summary.a is nested too deeply"),
         ({"state": None}, "the answer.state is NoneType"),
