@@ -99,16 +99,21 @@ OPERATION_SECONDS = 1200.0
 """How long any operation may take that is waited for without a limit of its own."""
 
 
-def wait_compute(caller: Caller, operation: dict[str, Any], seconds: float = OPERATION_SECONDS) -> None:
+def wait_compute(caller: Caller, operation: dict[str, Any], seconds: float | None = None) -> None:
     """Wait for a Compute operation, of any scope.
 
+    Args:
+        caller: who waits.
+        operation: as Google answered.
+        seconds: limit of the wait, of tpu.create_timeout_minutes; None: that of any operation.
+
     Raises:
-        OperationFailedError: with Compute's error code as reason, or it takes longer than `seconds`.
+        OperationFailedError: with Compute's error code as reason, or it takes longer than that.
         InterruptedSleepError: as of `Clock.sleep`; the operation goes on.
     """
     scope, where = _scope_of(caller, operation)
     again = partial(caller.google.call, "compute", f"{scope}Operations.wait", **where)
-    late = caller.clock.deadline(seconds)
+    late = caller.clock.deadline(OPERATION_SECONDS if seconds is None else seconds)
     while operation.get("status") != "DONE":
         if late():
             raise _too_late("compute", seconds)
@@ -159,11 +164,11 @@ def _raise_failed(operation: dict[str, Any]) -> None:
 
 
 def wait_rpc(
-    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float = OPERATION_SECONDS
+    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float | None = None
 ) -> dict[str, Any]:
     """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
 
-    Waits for at most `seconds` and returns the operation's response.
+    Waits for at most `seconds`, as `wait_compute`, and returns the operation's response.
 
     Raises:
         OperationFailedError: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED;
@@ -176,10 +181,10 @@ def wait_rpc(
 
 
 def poll_rpc(
-    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float
+    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float | None
 ) -> Callable[[], dict[str, Any] | None]:
     """Return what tells the response of an operation, or None while it is not done; see `wait_rpc`."""
-    late = caller.clock.deadline(seconds)
+    late = caller.clock.deadline(OPERATION_SECONDS if seconds is None else seconds)
     answers = _answers(operation, lambda: caller.google.call(api, method, name=operation["name"]))
 
     def response() -> dict[str, Any] | None:
@@ -195,9 +200,10 @@ def poll_rpc(
     return response
 
 
-def _too_late(api: str, seconds: float) -> OperationFailedError:
-    hint = "" if seconds == OPERATION_SECONDS else "; if it needs more time, raise tpu.create_timeout_minutes"
-    return OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", f"not done after {seconds:.0f} s{hint}")
+def _too_late(api: str, seconds: float | None) -> OperationFailedError:
+    hint = "" if seconds is None else "; if it needs more time, raise tpu.create_timeout_minutes"
+    late = f"not done after {OPERATION_SECONDS if seconds is None else seconds:.0f} s{hint}"
+    return OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", late)
 
 
 def delete_when_ready(caller: Caller, delete: Callable[[], object], seconds: float = OPERATION_SECONDS) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.context import Context
-from controller.gcp.answers import OPERATION_SECONDS, Caller, delete_when_ready, leaf, poll_compute, wait_compute
+from controller.gcp.answers import Caller, delete_when_ready, leaf, poll_compute, wait_compute
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, ExistsError, GoogleError, NotFoundError
 from controller.resources.deletions import DeletionPendingError, delete_slice
@@ -38,7 +38,7 @@ def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
         return None
 
 
-def change(context: Context, method: str, seconds: float = OPERATION_SECONDS, **parameters: Any) -> None:
+def change(context: Context, method: str, seconds: float | None = None, **parameters: Any) -> None:
     """Send a request that changes a pod, and wait for its operation. Raises GoogleError on a refusal."""
     wait_compute(context, context.google.change_pod(API, method, project=context.project, **parameters), seconds)
 

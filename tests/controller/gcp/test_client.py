@@ -259,17 +259,22 @@ def test_a_poll_asks_google_once_each_time_and_does_not_wait() -> None:
     assert asked == [{"method": "zoneOperations.get", "project": "p", "operation": "op", "zone": "a-b-c"}] * 2
 
 
-def poll(caller: Any, operation: dict[str, Any]) -> None:
-    is_done = poll_compute(caller, operation, 1200.0)
+def poll(caller: Any, operation: dict[str, Any], seconds: float) -> None:
+    is_done = poll_compute(caller, operation, seconds)
     while not is_done():
         caller.clock.sleep(60.0)
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [poll, wait_compute, lambda caller, operation: wait_rpc(caller, "serviceusage", operation, "operations.get")],
-)
-def test_no_operation_is_waited_for_for_ever(wait: Callable[[Any, dict[str, Any]], object]) -> None:
+def wait_rpc_for(caller: Any, operation: dict[str, Any], seconds: float | None = None) -> None:
+    wait_rpc(caller, "tpu", operation, "projects.locations.operations.get", seconds)
+
+
+@pytest.mark.parametrize("seconds", [1140.0, 1200.0, 1260.0, None])
+@pytest.mark.parametrize("wait", [poll, wait_compute, wait_rpc_for])
+def test_no_operation_is_waited_for_for_ever(wait: Callable[..., object], seconds: float | None) -> None:
+    """A limit that the config sets is always named, also where it is as long as that of any other operation."""
+    if wait is poll and seconds is None:
+        return
     clock = ManualClock()
 
     def call(api: str, method: str, **where: Any) -> dict[str, Any]:
@@ -277,9 +282,10 @@ def test_no_operation_is_waited_for_for_ever(wait: Callable[[Any, dict[str, Any]
         return {"name": "op", "status": "RUNNING"}
 
     caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), project="p", clock=clock, poll_seconds=60.0)
-    with pytest.raises(OperationFailedError, match=r"not done after 1200 s$") as late:
-        wait(caller, {"name": "op", "status": "RUNNING"})
-    assert (late.value.reason, clock.elapsed) == ("DEADLINE_EXCEEDED", pytest.approx(1260, abs=60))
+    hint = "" if seconds is None else "; if it needs more time, raise tpu.create_timeout_minutes"
+    with pytest.raises(OperationFailedError, match=rf"not done after {seconds or 1200:.0f} s{hint}$") as late:
+        wait(caller, {"name": "op", "status": "RUNNING"}, *([] if seconds is None else [seconds]))
+    assert (late.value.reason, clock.elapsed) == ("DEADLINE_EXCEEDED", pytest.approx((seconds or 1200) + 60, abs=60))
 
 
 USER = {"type": "authorized_user", "client_id": "id", "client_secret": "secret", "refresh_token": "token"}
