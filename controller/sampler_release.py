@@ -10,7 +10,7 @@ from controller.connect import open_context
 from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.events import Event
-from controller.core.json_documents import DamagedRecordError
+from controller.core.json_documents import UnreadableError
 from controller.core.text import object_url
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.google_errors import GoogleError, ServiceDisabledError
@@ -152,7 +152,7 @@ def _user_of(plan: Plan, seen: Absent | Pending | Node, lease: Lease, context: C
         try:
             if claim := read_claim(context.google, plan.bucket, plan.node.name, seen.status.uid):
                 return claim["latest"]
-        except DamagedRecordError:
+        except UnreadableError:
             pass  # the lease tells, too
     snapshot = lease.read()
     return "" if snapshot is None else snapshot.record.run_id

@@ -8,7 +8,7 @@ from conf.schema.topology import UnknownTypeError, find_topology, zone_region
 from controller.cleanup.dependents import aggregated
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.core.json_documents import DamagedRecordError
+from controller.core.json_documents import UnreadableError
 from controller.gcp.answers import delete_when_ready, is_labelled, is_marked, leaf, parse_timestamp, wait_compute
 from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.gcp.prices import HOURS_PER_MONTH, SPOT_TIERS, load_prices
@@ -156,7 +156,7 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
             break
         except ForbiddenError:
             hidden.append(f"gs://{bucket}")
-        except DamagedRecordError as error:  # nobody deletes what may be in use
+        except UnreadableError as error:  # nobody deletes what may be in use
             use = f"unknown, since gs://{bucket}/{error}"
             break
     else:
@@ -339,7 +339,7 @@ def _claim(context: Context, buckets: Sequence[str], pod: str, uid: str) -> tupl
         try:
             if claim := read_claim(context.google, bucket, pod, uid):
                 return bucket, claim["latest"]
-        except (ForbiddenError, NotFoundError, DamagedRecordError):  # `use` of the billed item says so
+        except (ForbiddenError, NotFoundError, UnreadableError):  # `use` of the billed item says so
             continue
     return "", ""
 

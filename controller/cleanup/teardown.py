@@ -9,7 +9,7 @@ from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.events import Event
-from controller.core.json_documents import DamagedRecordError
+from controller.core.json_documents import UnreadableError
 from controller.core.this_process import Clock, InterruptedSleepError
 from controller.gcp.answers import is_labelled
 from controller.gcp.google_errors import GoogleError
@@ -234,7 +234,7 @@ def _samplers_of_earlier_configs(session: Session, notes: list[str]) -> list[Nod
             if status.is_labelled and not any(sampler.may_be(status) for sampler in named)
         ]
         found = [status for status in others if _samples_for(session, status)]
-    except (GoogleError, DamagedRecordError) as error:  # the pod must be deletable without them
+    except (GoogleError, UnreadableError) as error:  # the pod must be deletable without them
         notes.append(f"cannot see whether pods of samplers of an earlier config are left: {error}")
         return []
     return [

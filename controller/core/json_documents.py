@@ -7,7 +7,9 @@ import fcntl
 import os
 import time
 import typing
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import Field, fields
 from functools import cache
 from pathlib import Path
@@ -22,16 +24,18 @@ from controller.core.text import finite_number, one_line
 Body = dict[str, Any]
 
 
-class FormatError(SlipwayError):
-    """A document has a format that this version of Slipway cannot read."""
+class UnreadableError(SlipwayError):
+    """A document cannot be read, of whichever of the two kinds."""
 
     exit_code = 2
 
 
-class DamagedRecordError(SlipwayError, ValueError):
-    """A document in the bucket or on this machine is not what Slipway wrote there."""
+class FormatError(UnreadableError):
+    """A document has a format that this version of Slipway cannot read. It is kept: a later one can."""
 
-    exit_code = 2
+
+class DamagedRecordError(UnreadableError, ValueError):
+    """A document in the bucket or on this machine is not what Slipway wrote there. It may be replaced."""
 
 
 def stamped(body: Body) -> Body:
@@ -138,6 +142,20 @@ def append_lines(file: Path, text: str) -> None:
             out.write(text.encode())
     except OSError as error:
         error.filename = error.filename or str(file)  # that of a full disk names none
+        raise
+
+
+def replace_file(file: Path, content: str | bytes) -> None:
+    """Write a whole file, and its folder: a reader finds the old one or the new one. An OSError names the file."""
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        error.filename = str(file)
         raise
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from controller.core.events import Event, Events
-from controller.core.json_documents import append_lines
+from controller.core.json_documents import append_lines, replace_file
 
 OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """Errors of a whole disk, which are said once; others are said of each file."""
@@ -37,10 +37,9 @@ class LocalNotes:
             self._written.add(file)
 
     def write(self, file: Path, content: str | bytes) -> None:
-        """Write a whole file."""
+        """Write a whole file, or leave it as it is."""
         with self.best_effort(file):
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file.write_bytes(content.encode() if isinstance(content, str) else content)
+            replace_file(file, content)
 
     def listener(self, file: Path) -> Callable[[Event], None]:
         """Return a listener that appends events to a file, except program output, which is in the logs."""

@@ -13,20 +13,21 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 from conf.strict_json import dumps, loads
 from controller.core.json_documents import (
-    DamagedRecordError,
+    UnreadableError,
     append_lines,
     checked,
     dump,
     format_problem,
     has_format,
     load,
+    replace_file,
     try_lock,
     type_problem,
 )
@@ -89,10 +90,10 @@ class LeftOut:
     """Whether a later Slipway may read it."""
 
 
-def load_rows(state: Path, left_out: list[LeftOut] | None = None) -> list[RunRow]:
-    """Return every run that this state folder knows, oldest first; what is no row of ours goes into `left_out`.
+def load_rows(state: Path, left_out: list[LeftOut] | None = None, fetched: Sequence[RunRow] = ()) -> list[RunRow]:
+    """Return every run that this state folder knows, and those of `fetched`, oldest first.
 
-    A crash or a full disk may cut a line short.
+    What is no row of ours goes into `left_out`: a crash or a full disk may cut a line short.
     """
     file = index_file(state)
     found: dict[str, RunRow] = {}
@@ -102,6 +103,8 @@ def load_rows(state: Path, left_out: list[LeftOut] | None = None) -> list[RunRow
             left_out.append(row)
         elif isinstance(row, dict):
             found[row["run"]] = {**found.get(row["run"], {}), **row}
+    for row in fetched:
+        found[row["run"]] = {**found.get(row["run"], {}), **row}
     return sorted(found.values(), key=lambda row: row.get("created") or 0.0)
 
 
@@ -121,7 +124,11 @@ def mend(state: Path) -> None:
 
 def append_rows(state: Path, new: Iterable[RunRow]) -> None:
     """Append rows, complete or with the changed keys only."""
-    append_lines(index_file(state), "".join(dump(row) + "\n" for row in new))
+    append_lines(index_file(state), as_lines(new))
+
+
+def as_lines(rows: Iterable[RunRow]) -> str:
+    return "".join(dump(row) + "\n" for row in rows)
 
 
 def row_generation(google: GoogleClient, bucket: str, run_id: str) -> int:
@@ -247,8 +254,7 @@ def save_last_command(command: LastCommand, folder: Path) -> None:
     """Save the last `up` of a folder; a state folder that does not take it is said."""
     file = _last_command_file(folder)
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.write_text(dump({"folder": str(folder), **asdict(command)}))
+        replace_file(file, dump({"folder": str(folder), **asdict(command)}))
     except OSError as error:
         _warn(file, error.strerror or str(error))
 
@@ -258,7 +264,7 @@ def load_last_command(folder: Path) -> LastCommand:
     file = _last_command_file(folder)
     try:
         known = load(file.read_bytes(), str(file)) if file.is_file() else {}
-    except (DamagedRecordError, OSError) as error:
+    except (UnreadableError, OSError) as error:
         _warn(file, str(error))
         return LastCommand()
     if problem := type_problem(known, LastKeys, "it"):

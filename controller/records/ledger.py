@@ -15,8 +15,8 @@ from controller.core.errors import SlipwayError
 from controller.core.json_documents import (
     DamagedRecordError,
     Document,
-    FormatError,
     Record,
+    UnreadableError,
     checked,
     dump,
     has_format,
@@ -65,7 +65,7 @@ def parse_record(content: bytes, parse: Callable[[Any, str], T], name: str) -> T
 
     Raises:
         DamagedRecordError: it is no document of Slipway, lacks a key, or has a value of another type.
-        FormatError: a later Slipway wrote it.
+        FormatError: a later Slipway wrote it. Whoever treats both alike catches UnreadableError.
     """
     body = load_json(content, name)
     if not has_format(body):
@@ -146,7 +146,7 @@ class Ledger:
                 if launch.attempt != int(number[1]):
                     raise DamagedRecordError(f"{item['name']} is damaged: it records attempt {launch.attempt}")
                 found.append(launch)
-            except (DamagedRecordError, FormatError) as error:
+            except UnreadableError as error:
                 self.report(str(error))
                 written = datetime.fromisoformat(item["updated"]).timestamp()
                 found.append(Launch(int(number[1]), UNKNOWN_POD, written))
@@ -176,7 +176,7 @@ class Ledger:
                 self._last_incident = max(self._last_incident, int(number[1]))
             try:
                 found.append(parse_record(content, parse, item["name"]))
-            except (DamagedRecordError, FormatError) as error:
+            except UnreadableError as error:
                 self.report(str(error))
         return found
 
@@ -240,7 +240,7 @@ class Ledger:
             return None
         try:
             ended = parse_record(content, checked, name)
-        except (DamagedRecordError, FormatError):
+        except UnreadableError:
             return "an end whose record is damaged"
         return f"code {ended['code']}" if ended.get("code") is not None else str(ended.get("signal") or "an error")
 
@@ -335,7 +335,7 @@ def read_alerts(ledger: Ledger) -> AlertRecord:
         return AlertRecord(0)
     try:
         return parse_record(content, AlertRecord.from_json, f"{ledger.prefix}/{ALERTS_FILE}")
-    except (DamagedRecordError, FormatError) as error:
+    except UnreadableError as error:
         ledger.report(str(error))
         return AlertRecord(0)
 

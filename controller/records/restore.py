@@ -24,7 +24,7 @@ from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.json_documents import DamagedRecordError, FormatError
+from controller.core.json_documents import DamagedRecordError, UnreadableError
 from controller.core.text import object_url, one_line
 from controller.emulator import Emulator
 from controller.gcp.client import GoogleClient
@@ -101,7 +101,7 @@ def open_record(
     try:
         document = _record_here(state, run_id) or download_record(here, run_id)
         config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
-    except (ConfigError, DamagedRecordError, FormatError) as error:
+    except (ConfigError, UnreadableError) as error:
         if not only_results or not _has_files(here, run_id):
             raise
         print(f"warning: {error}; its files are there all the same", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from conf.schema.config import Config
 from conf.strict_json import dumps
 from controller.context import Context, SurplusSlice
-from controller.core.json_documents import DamagedRecordError, Document, FormatError, checked, dump
+from controller.core.json_documents import DamagedRecordError, Document, UnreadableError, checked, dump
 from controller.core.text import object_url
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
@@ -151,7 +151,7 @@ class Spending:
         now = self._clock.now()
         try:
             claim = read_claim(self._google, self._bucket, node.name, node.status.uid)
-        except DamagedRecordError as error:
+        except UnreadableError as error:
             self.problems.append(str(error))
             claim = {}
         if claim and if_new:
@@ -263,7 +263,7 @@ class Spending:
         """
         try:
             return parse_record(content, PodLifetime.from_json, item["name"])
-        except (DamagedRecordError, FormatError) as error:
+        except UnreadableError as error:
             self.problems.append(str(error))
             uid, _, began = item["name"].rpartition("/")[2].removesuffix(".json").rpartition("-")
             if not began.isdecimal():
@@ -292,7 +292,7 @@ def write_ends(google: GoogleClient, bucket: str, run_id: str, lives: Sequence[P
         name = f"runs/{run_id}/pods/{life.key}.json"
         try:
             known = parse_record(google.download(bucket, name), PodLifetime.from_json, name).ended
-        except (NotFoundError, DamagedRecordError, FormatError):
+        except (NotFoundError, UnreadableError):
             known = None
         if life.ended is not None and known is None:
             google.upload(bucket, name, dumps(life.to_json()).encode())
@@ -310,7 +310,7 @@ def close_billing(context: Context, bucket: str, config: Config, node: Node, why
     """End the lifetime of a pod that is deleted or stopped, in the account of its last run; say if it is unknown."""
     try:
         claim = read_claim(context.google, bucket, node.name, node.status.uid)
-    except (DamagedRecordError, FormatError) as error:
+    except UnreadableError as error:
         url = object_url(bucket, str(error))
         context.events.note(node.id, f"warning: {url}; the end of the pod's time is not on record")
         return
@@ -322,7 +322,7 @@ def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[st
     """Return {first, latest, uid}: the first and latest run of this pod; empty if no run has used it.
 
     Raises:
-        DamagedRecordError: the claim is not what Slipway wrote.
+        UnreadableError: the claim is not what this Slipway writes.
     """
     return _json(google, bucket, claim_name(pod, uid), "latest")
 
@@ -331,7 +331,7 @@ def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict
     """Return {time, reason} if the watchdog deleted the pod, else an empty dict. The time is that of its worker."""
     try:
         return _json(google, bucket, end_name(pod, uid), "reason")
-    except (DamagedRecordError, FormatError) as error:
+    except UnreadableError as error:
         return {"reason": f"the pod's watchdog ended it ({error})"}
 
 
@@ -348,7 +348,7 @@ def read_limit(google: GoogleClient, bucket: str, pod: str, uid: str, run_id: st
     try:
         answer, now = google.object_metadata(bucket, limit_name(pod, uid))
         known = parse_record(answer.get("metadata", {}).get("limit", "").encode(), checked, limit_name(pod, uid))
-    except (NotFoundError, DamagedRecordError, FormatError):
+    except (NotFoundError, UnreadableError):
         return None
     left = known.get("seconds_left")
     if known.get("run") != run_id or not isinstance(left, int | float):
@@ -357,7 +357,7 @@ def read_limit(google: GoogleClient, bucket: str, pod: str, uid: str, run_id: st
 
 
 def _json(google: GoogleClient, bucket: str, name: str, key: str) -> dict[str, Any]:
-    """Return a document with this key; empty if there is none. Raises DamagedRecordError."""
+    """Return a document with this key; empty if there is none. Raises UnreadableError."""
     try:
         body = parse_record(google.download(bucket, name), checked, name)
     except NotFoundError:

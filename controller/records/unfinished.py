@@ -39,12 +39,8 @@ def kept_file(state: Path, run_id: str) -> Path:
 
 def keep_result(context: Context, result: Result, lives: Sequence[PodLifetime]) -> None:
     """Keep a result, and the times of the run's pods as this controller knows them, on this machine if it can."""
-    file = kept_file(context.state_dir, result.run_id)
-    with context.local_notes.best_effort(file):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = file.with_suffix(".draft")
-        draft.write_text(dump({"result": result.to_json(), "pods": [life.to_json() for life in lives]}))
-        draft.replace(file)
+    text = dump({"result": result.to_json(), "pods": [life.to_json() for life in lives]})
+    context.local_notes.write(kept_file(context.state_dir, result.run_id), text)
 
 
 def forget_result(context: Context, run_id: str) -> None:

@@ -5,7 +5,6 @@ end with a billed pod. So the deletion is on record in the bucket and on this ma
 """
 
 import re
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -156,12 +155,7 @@ def claim_generation(context: Context, bucket: str, pod: str, uid: str) -> str:
 def record_deletion(context: Context, pending: PendingDeletion) -> None:
     """Record a request on this machine, and in the bucket unless that cannot be written."""
     text = dumps(pending.to_json(), indent=1)
-    folder = context.state_dir / "deletions"
-    with context.local_notes.best_effort(folder / pending.file):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = folder / f".draft-{uuid.uuid4().hex}"
-        draft.write_text(text)
-        draft.replace(folder / pending.file)
+    context.local_notes.write(context.state_dir / "deletions" / pending.file, text)
     if not context.bucket:
         return
     try:

@@ -17,7 +17,7 @@ from conf.strict_json import dumps
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.json_documents import DamagedRecordError, Document
+from controller.core.json_documents import Document, UnreadableError
 from controller.core.this_process import Clock
 from controller.gcp.answers import parse_timestamp
 from controller.gcp.client import GoogleClient
@@ -182,7 +182,7 @@ class PodQueue:
                 entry = parse_record(content, _WaitingRun.from_json, item["name"])
             except NotFoundError:
                 continue  # it has just left the queue
-            except DamagedRecordError as error:
+            except UnreadableError as error:
                 self.problems += [str(error)] if str(error) not in self.problems else []
                 continue
             written = parse_timestamp(facts["updated"])

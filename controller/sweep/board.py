@@ -163,11 +163,8 @@ class Board:
             self._timer.cancel()
             self._timer = None
         self._saved_at = time.monotonic()
-        with self._notes.best_effort(self._file):
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = self._file.with_suffix(".draft")
-            draft.write_text(dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
-            draft.replace(self._file)
+        board = SavedBoard(self._clock.now(), over, self._rows, self._process)
+        self._notes.write(self._file, dumps(board.to_json()))
 
 
 class BoardScreen:

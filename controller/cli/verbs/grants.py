@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from conf.strict_json import dumps
+from controller.cli.verbs.runs import keep_lines
 from controller.core.errors import ConfigError
 from controller.core.text import fit_table, format_duration, plural, width_of, wrap
 from controller.resources.pod.capacity_log import (
@@ -38,16 +39,18 @@ def run_capacity(command: Command) -> int:
     days, state = command.flags.days, command.options.state_dir
     if not 0 < days <= MAX_DAYS:
         raise ConfigError(f"--days: {days:g}; it must be above 0 and at most {MAX_DAYS}")
-    now = time.time()
+    now, damaged = time.time(), list[int]()
     if command.flags.refresh:
         from controller.config.run_yaml import bucket_name
         from controller.connect import open_context, project_of
 
         config, reading = command.options.cloud_config(), "reading the record of capacity in the bucket"
         with open_context(config) as (context, _), command.options.showing(reading):
-            fetch_entries(context, bucket_name(config, project_of(config)), now - days * DAY)
-    damaged: list[int] = []
-    entries = [entry for entry in load_entries(state, damaged) if entry.is_request and entry.time > now - days * DAY]
+            bucket = bucket_name(config, project_of(config))
+            found = fetch_entries(context, bucket, now - days * DAY, damaged, keep_lines)
+    else:
+        found = load_entries(state, damaged)
+    entries = [entry for entry in found if entry.is_request and entry.time > now - days * DAY]
     if damaged:
         where = f"{capacity_file(state)}: line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged))}"
         print(f"warning: {where} cannot be read; `slipway capacity --refresh` reads the bucket", file=sys.stderr)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.strict_json import dumps
 from controller.core.errors import ConfigError
+from controller.core.json_documents import append_lines
 from controller.core.text import object_url, one_line, width_of
 from controller.records import index
 from controller.records.table import as_csv, filter_rows, format_table
@@ -23,12 +25,11 @@ MAX_WARNINGS = 5
 def run_runs(command: Command) -> int:
     flags = command.flags
     state = command.options.state_dir
-    if flags.refresh:
-        refresh_index(command, state)
+    fetched = fetch_rows(command, state) if flags.refresh else []
     if flags.diff:
-        return _print_diff(command, state)
+        return _print_diff(command, state, fetched)
     left_out: list[index.LeftOut] = []
-    rows = filter_rows(index.load_rows(state, left_out), flags.where, flags.sort, flags.last)
+    rows = filter_rows(index.load_rows(state, left_out, fetched), flags.where, flags.sort, flags.last)
     if left_out:
         for row in left_out[:MAX_WARNINGS]:
             print(f"warning: {index.index_file(state)}: line {row.where} is left out: {row.why}", file=sys.stderr)
@@ -51,11 +52,12 @@ def _mend(state: Path, more: int) -> None:
         print(f"warning: {also}`slipway runs --refresh` reads the bucket's table", file=sys.stderr)
 
 
-def _print_diff(command: Command, state: Path) -> int:
+def _print_diff(command: Command, state: Path, fetched: list[index.RunRow]) -> int:
     from controller.records.table import diff_records, format_diff
 
     old, new = command.flags.diff
-    found = diff_records(_load_record(command, state, old), _load_record(command, state, new))
+    rows = {row["run"]: row for row in index.load_rows(state, fetched=fetched)}
+    found = diff_records(_load_record(command, state, old, rows), _load_record(command, state, new, rows))
     print(dumps(found, indent=1) if command.flags.json else "\n".join(format_diff(old, new, found)))
     return 0
 
@@ -66,14 +68,22 @@ def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
     from controller.sweep.board import run_ids_by_sweep
 
     flags, state = command.flags, command.options.state_dir
-    if flags.refresh:
-        refresh_index(command, state)
+    fetched = fetch_rows(command, state) if flags.refresh else []
     criteria = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
-    return state, *select_runs(index.load_rows(state), *criteria, boards=run_ids_by_sweep(state))
+    return state, *select_runs(index.load_rows(state, fetched=fetched), *criteria, boards=run_ids_by_sweep(state))
 
 
-def refresh_index(command: Command, state: Path) -> None:
-    """Add runs that other machines have put into the bucket."""
+def keep_lines(file: Path, text: str) -> None:
+    """Append to a file what was read from the bucket; a state folder that does not take it is said."""
+    try:
+        append_lines(file, text)
+    except OSError as error:
+        why = "what the bucket has is shown, and not kept on this machine"
+        print(f"warning: {file}: {error.strerror or error}: {why}", file=sys.stderr)
+
+
+def fetch_rows(command: Command, state: Path) -> list[index.RunRow]:
+    """Return the runs in the bucket's table, and add them to this machine's if it takes them."""
     from controller.config.run_yaml import bucket_name
     from controller.connect import open_context, project_of
 
@@ -87,12 +97,12 @@ def refresh_index(command: Command, state: Path) -> None:
     if left_out[MAX_WARNINGS:]:
         print(f"warning: {len(left_out) - MAX_WARNINGS} more rows of the bucket are left out", file=sys.stderr)
     known = {row["run"]: row for row in index.load_rows(state)}
-    index.append_rows(
-        state, [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}]
-    )
+    new = [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}]
+    keep_lines(index.index_file(state), index.as_lines(new))
+    return found
 
 
-def _load_record(command: Command, state: Path, run_id: str) -> RunRecord:
+def _load_record(command: Command, state: Path, run_id: str, rows: Mapping[str, index.RunRow]) -> RunRecord:
     from controller.records import recorder
 
     document = recorder.load_record(state, run_id)
@@ -100,7 +110,6 @@ def _load_record(command: Command, state: Path, run_id: str) -> RunRecord:
         from controller.records.restore import find_record
 
         document = find_record(command.overrides, run_id, Path.cwd())
-    row = next((row for row in index.load_rows(state) if row["run"] == run_id), None)
-    if row is None:
+    if (row := rows.get(run_id)) is None:
         raise ConfigError(f"{run_id}: not in the table of runs; `slipway runs --refresh` reads the bucket's")
     return document | {"row": row}

@@ -8,7 +8,7 @@ was made otherwise than it was requested.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -196,16 +196,24 @@ def load_entries(state: Path, damaged: list[int] | None = None) -> list[Capacity
     return _merged(_read(state, damaged))
 
 
-def fetch_entries(context: Context, bucket: str, since: float) -> list[CapacityEntry]:
+def fetch_entries(
+    context: Context,
+    bucket: str,
+    since: float,
+    damaged: list[int] | None = None,
+    append: Callable[[Path, str], None] | None = None,
+) -> list[CapacityEntry]:
     """Copy the bucket's entries to this machine's file; return all entries. Raises GoogleError.
 
     Args:
         context: its project's entries are copied.
         bucket: where they are; one that does not exist has none.
         since: only slices and requests from this time on; seconds since the epoch.
+        damaged: gets the numbers of this machine's damaged lines.
+        append: adds lines to the file; by default as notes of the run.
     """
     where = {"bucket": bucket, "prefix": PREFIX, "startOffset": PREFIX + _stamp(since)}
-    here = _read(context.state_dir)
+    here = _read(context.state_dir, damaged)
     known = {(entry.id, entry.ended) for entry in here}
     found: list[CapacityEntry] = []
     try:
@@ -216,7 +224,8 @@ def fetch_entries(context: Context, bucket: str, since: float) -> list[CapacityE
                 found.append(entry)
     except NotFoundError:
         return _merged(here)
-    context.local_notes.append(capacity_file(context.state_dir), "".join(f"{_line(entry)}\n" for entry in found))
+    text = "".join(f"{_line(entry)}\n" for entry in found)
+    (append or context.local_notes.append)(capacity_file(context.state_dir), text)
     return _merged([*here, *found])
 
 

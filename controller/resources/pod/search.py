@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from controller.context import Context
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.core.json_documents import DamagedRecordError, FormatError, dump, load
+from controller.core.json_documents import UnreadableError, dump, load
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.google_errors import GoogleError
@@ -145,9 +145,7 @@ class CapacitySearch:
         context, told = self.context, False
         slices = Slices(self.name, list(dict.fromkeys(place.zone for place in self.places)), self.provisioners)
         file = context.state_dir / "closed_places" / f"{context.project.replace(':', '_')}.json"
-        with suppress(
-            OSError, DamagedRecordError, FormatError, TypeError, ValueError
-        ):  # then they are waited for again
+        with suppress(OSError, UnreadableError, TypeError, ValueError):  # then they are waited for again
             known = load(file.read_bytes(), str(file))
             for place in context.refused_since.keys() & known:
                 context.refused_since[place] = min(context.refused_since[place], float(known[place]))

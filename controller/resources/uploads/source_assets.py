@@ -16,7 +16,7 @@ from conf.schema.assets import SourceAddress, parse_source
 from conf.strict_json import dumps
 from controller.context import Context, Progress
 from controller.core.errors import CloudError
-from controller.core.json_documents import Document, load_json, type_problem
+from controller.core.json_documents import Document, load_json, replace_file, type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, ForbiddenError, NotFoundError
 from controller.inputs.env_inputs import Vault
@@ -195,9 +195,7 @@ class SourceCopy:
             sha256 = digests.sha256
         with self._lock:
             hashes[file.name] = sha256
-            draft = self._hashes_file.with_suffix(".draft")
-            draft.write_text(dumps(hashes))
-            draft.replace(self._hashes_file)
+            replace_file(self._hashes_file, dumps(hashes))
 
 
 def name_problem(name: str) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from controller.sweep.board import SavedBoard
 from tests.composed import config_of
 from tests.fakes.clock import ManualClock
 from tests.golden import golden
+from tests.paths import ROOT
 
 RUN = "quickstart-0a1b2c3d"
 DOCUMENTS: dict[str, type[Any]] = {
@@ -188,3 +190,8 @@ def test_an_entry_of_capacity_that_is_none_of_ours_is_left_out(tmp_path: Path, c
     damaged: list[int] = []
     assert [each.id for each in capacity_log.load_entries(tmp_path, damaged)] == [entry["id"]]
     assert damaged == [1]
+
+
+def test_whoever_treats_both_kinds_of_unreadable_documents_alike_says_so_in_one_way() -> None:
+    pairs = re.compile(r"except .*(DamagedRecordError, FormatError|FormatError, DamagedRecordError)")
+    assert [str(file) for file in (ROOT / "controller").rglob("*.py") if pairs.search(file.read_text())] == []

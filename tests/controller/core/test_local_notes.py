@@ -10,6 +10,7 @@ from controller.core.events import Event, Events
 from controller.core.local_notes import LocalNotes
 from tests.fakes.clock import ManualClock
 from tests.fakes.disks import refusing_writes
+from tests.paths import ROOT
 
 
 @pytest.fixture
@@ -65,3 +66,34 @@ def test_an_event_is_whole_in_its_file(notes: LocalNotes, tmp_path: Path) -> Non
     event = Event(1.0, "note", "run", "hello", {"attempt": 1})
     notes.listener(tmp_path / "events.jsonl")(event)
     assert (tmp_path / "events.jsonl").read_text() == event.as_json() + "\n"
+
+
+def test_a_whole_file_is_the_old_one_or_the_new_one(
+    notes: LocalNotes, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up amid a write, or a process that is killed there, leaves no half and no draft."""
+    file = tmp_path / "runs/r/whole.json"
+    notes.write(file, "old")
+    whole = Path.write_bytes
+
+    def half(path: Path, content: bytes) -> int:
+        whole(path, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    notes.write(file, b"a new one")
+    assert [path.read_text() for path in file.parent.iterdir()] == ["old"]
+    assert str(file) in said[0]
+    monkeypatch.undo()
+    notes.write(file, b"a new one")
+    assert [path.read_text() for path in file.parent.iterdir()] == ["a new one"]
+
+
+def test_whoever_replaces_a_note_does_it_in_one_way() -> None:
+    """Drafts of their own are those of programs, of folders, and of whole other stores."""
+    own = ("agent/", "localcloud/", "gcp/folder_store.py", "ssh/", "here.py", "records/recorded_code.py",
+           "config/composed_cache.py", "multirun/job.py", "resources/bastion_boot.py",
+           "witness/recording.py")  # fmt: skip
+    package = ROOT / "controller"
+    found = [str(file.relative_to(package)) for file in package.rglob("*.py") if "draft.replace(" in file.read_text()]
+    assert [name for name in found if not name.startswith(own)] == ["core/json_documents.py"]

@@ -336,6 +336,16 @@ def test_what_is_saved_is_loaded_in_that_folder_only() -> None:
 
 
 @pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("text", ['{"format": 2}', "{", '{"format": 1, "overrides": [1]}', "9" * 5000])
+def test_a_last_command_that_cannot_be_read_is_named_and_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save_last_command(SWEEP, Path.cwd())
+    file = index._last_command_file(Path.cwd())
+    file.write_text(text)
+    assert load_last_command(Path.cwd()) == LastCommand()
+    assert capsys.readouterr().err.startswith(f"warning: {file} cannot be used (")
+
+
+@pytest.mark.usefixtures("home")
 def test_a_run_or_a_sweep_is_meant_by_its_words_or_its_id(capsys: pytest.CaptureFixture[str]) -> None:
     save_last_command(LastCommand(("cloud=local",), run="q-1"), Path.cwd())
     command = main.with_recalled(main.parse(["logs"]))

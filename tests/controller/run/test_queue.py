@@ -65,11 +65,19 @@ def test_a_controller_whose_clock_is_wrong_neither_jumps_nor_blocks_the_queue(of
     assert bucket.places == {}
 
 
-def test_a_place_of_other_types_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"format": 1, "run_id": "run-1", "since": "x", "refreshed": []}', "is damaged"),
+        ('{"format": 2, "run_id": "run-1"}', "has format 2"),
+        ("9" * 5000, "is damaged"),
+    ],
+)
+def test_a_place_that_cannot_be_read_is_named_and_waits_for_nothing(text: str, problem: str, tmp_path: Path) -> None:
     clock = ManualClock()
     mine = PodQueue(FolderClient(clock), clock, str(tmp_path), "pod")
     with mine.enqueued("run-1"):
         [file] = tmp_path.rglob("run-1.json")
-        file.write_text('{"format": 1, "run_id": "run-1", "since": "x", "refreshed": []}')
+        file.write_text(text)
         assert mine.waiting_runs() == []
-    assert "is damaged" in mine.problems[0]
+    assert problem in mine.problems[0]

@@ -1,6 +1,7 @@
 """The laptop's own folder is best effort: a run goes on and its verdict counts, whatever happens to it meanwhile."""
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,9 +15,11 @@ from controller.cli.flags import VERBS
 from controller.records import index
 from controller.recovery.responses import Verdict, VerdictKind
 from controller.resources.machines import ThisMachine
+from controller.resources.pod import capacity_log
 from controller.run.attempt import AttemptResult, AttemptRunner
 from tests.controller.run.test_damaged_objects import NODE, OpenedRun, begin, ended, opened
 from tests.fakes.disks import DAMAGES, ERRORS, damaged, notes_of
+from tests.golden import golden
 
 find = ThisMachine.find
 WAYS = [*DAMAGES, *ERRORS]
@@ -168,3 +171,22 @@ def test_every_verb_survives(
         new = err.count("\n") - expected[line][1].count("\n")
         assert new <= 2, (line, err)
         assert new <= 0 or str(state_of(run)) in err or err.startswith(NO_NOTES), (line, err)
+
+
+@pytest.mark.parametrize("how", ["full", "read-only", "not ours"])
+@pytest.mark.parametrize(("verb", "told"), [("runs", "other-0123abcd"), ("capacity", "us-central1-a")])
+def test_what_the_bucket_has_is_shown_though_this_machine_cannot_keep_it(
+    verb: str, told: str, how: str, run: OpenedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    google, bucket, entry = run.context.google, run.plan.bucket, golden("capacity")
+    index.publish_row(google, bucket, {"run": "other-0123abcd", "state": "finished", "created": 1.0})
+    text = json.dumps(entry | {"zone": "us-central1-a"})
+    google.upload(bucket, f"{capacity_log.PREFIX}{entry['id']}", b"", metadata={"entry": text})
+    words = [verb, *(["--days", "3650"] if verb == "capacity" else []), "--refresh", *run.options.overrides]
+    with damaged(state_of(run), how):
+        assert main.run(words) == 0
+    said = capsys.readouterr()
+    assert told in said.out
+    [line] = said.err.splitlines()
+    assert str(state_of(run)) in line
+    assert "not kept on this machine" in line
