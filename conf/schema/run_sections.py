@@ -168,7 +168,9 @@ class Cleanup(Strict):
     on_success: Literal["delete", "keep"] = Field(description="What happens to the pod when the run has finished.")
     on_failure: Literal["delete", "keep"] = Field(description="What happens to the pod when the program has failed.")
     idle_minutes: float | None = Field(
-        gt=0, description="Minutes without a program or login before the pod deletes itself. null: never."
+        ge=0.5,
+        description="Minutes without a program or login before the pod deletes itself, at least 0.5: in less, what "
+        "guards the pod may not yet have seen that it is in use. null: never.",
     )
     heartbeat_timeout_hours: float | None = Field(
         gt=0,

@@ -88,7 +88,9 @@ LOG_GROWTH = 1.1
 """Factor by which a larger log grows between two uploads of it: all together then take a multiple of its bytes."""
 MAX_LOG_UPLOAD_SECONDS = 900.0
 """A larger log that grows slowly is uploaded that often."""
-HEARTBEAT_SECONDS = 60.0
+HEARTBEAT_SECONDS = 15.0
+"""The dead man's switch looks every 30 s, so it sees one at most 45 s after the last, also without a watchdog: sooner
+than after the least `cleanup.idle_minutes` and its grace."""
 OOM_SCORE = 500
 """Of a program, from 0 for other processes to 1000: half of the memory counts as used by it in addition."""
 EXIT_HOOK = str(Path(__file__).resolve().parent / "exit_hook")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from conf.schema.run_sections import Cleanup
 from controller.agent import fs, supervisor, watchdog
 from controller.agent.fs import locked, write_json
 from controller.resources import dead_mans_switch
@@ -247,6 +248,28 @@ def test_whoever_dies_the_pod_is_gone_in_time(
                 continue
             assert pod.deleted, what
             assert limit - watchdog.MAX_POLL_SECONDS <= pod.deleted[0][0] <= limit + LATE, what
+
+
+def test_no_guard_takes_a_pod_for_idle_before_it_can_have_seen_a_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least idle time that a config may have, and nobody left but the supervisor of a program and the switch."""
+    [least] = [bound.ge for bound in Cleanup.model_fields["idle_minutes"].metadata if hasattr(bound, "ge")]
+    monkeypatch.setattr(f"{__name__}.IDLE", 60 * least)
+    pod = Pod(tmp_path, monkeypatch, CLOCKS["right"])
+    begin(pod)
+    pod.run(1.0)
+    monkeypatch.setattr(watchdog, "_spawn_if_dead", lambda agent: None)
+    for name in ("controller", "watchdog"):
+        pod.kill(name)
+    pod.run(LIMIT - 1.0)
+    assert pod.deleted == []
+    pod.run(SILENT)
+    for name in GUARDS:
+        pod.kill(name)
+    [(when, who)] = pod.deleted
+    assert LIMIT <= when <= LIMIT + LATE
+    assert who == "switch"
 
 
 def test_what_is_left_survives_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

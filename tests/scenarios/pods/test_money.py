@@ -62,7 +62,7 @@ def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli,
 def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(
     slipway: SlipwayCli, plane: Plane
 ) -> None:
-    idle = "cleanup.idle_minutes=0.25"
+    idle = "cleanup.idle_minutes=0.5"
     assert slipway("up", FAILS, *plane.one, idle)[0] == 5
     until(lambda: billed_parts(slipway) == {})
     asked = [r for r in slipway.cloud().requests() if plane.deletions([f"{r['method']} {r['path']}"])]
