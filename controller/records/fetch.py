@@ -67,9 +67,8 @@ def _list_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[Re
 
 def local_files(files: Sequence[RemoteFile], folder: Path) -> tuple[dict[Path, RemoteFile], dict[str, str]]:
     """Return where each file goes, and why each other one is not written, by its path: see `local_names`."""
-    kept, refused = split_names(file.path for file in files)
-    by_path = {file.path: file for file in files}
-    return {folder / path: by_path[path] for path in kept}, refused
+    places, refused = split_names(file.path for file in files)
+    return {folder / places[file.path]: file for file in files if file.path in places}, refused
 
 
 def is_complete(file: RemoteFile, target: Path) -> bool:

@@ -2,7 +2,8 @@
 
 Whoever can write to the bucket, the experiment too, chooses the names. So `get` writes none that leads out of the
 folder, and none that a shell, git, direnv, an editor, Python, pytest or another tool reads from a folder by itself.
-Most of those are hidden; of the hidden ones only those of known formats are written.
+Most of those are hidden; of the hidden ones only those of known formats are written. What is obeyed at the top alone is
+written below `ASIDE`.
 """
 
 import unicodedata
@@ -20,24 +21,36 @@ HIDDEN_DATA = frozenset(
 OBEYED = frozenset(("conftest.py", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "hydra_plugins", "desktop.ini",
                     "autorun.inf", "agents.md", "claude.md", "gemini.md", "_darcs"))  # fmt: skip
 """What tools find by themselves in any folder that they walk through or are shown, though it is not hidden."""
-OBEYED_AT_THE_TOP = frozenset((
-    # Python, pytest and uv, and checkers whose settings name plugins
-    "pyproject.toml", "setup.py", "setup.cfg", "pytest.ini", "pytest.toml", "tox.ini", "tox.toml", "mypy.ini",
-    "pylintrc", "pylintrc.toml", "ruff.toml", "uv.toml", "uv.lock", "poetry.toml", "pdm.toml", "pixi.toml", "pipfile",
-    "noxfile.py", "manage.py", "fabfile.py", "dodo.py", "tasks.py",
-    # make and its kind, package managers, environments of a folder
-    "makefile", "gnumakefile", "bsdmakefile", "justfile", "rakefile", "gemfile", "vagrantfile", "procfile",
-    "sconstruct", "cmakelists.txt", "build.ninja", "meson.build", "taskfile.yml", "taskfile.yaml", "package.json",
-    "bunfig.toml", "deno.json", "cargo.toml", "build.rs", "rust-toolchain", "rust-toolchain.toml", "go.mod",
-    "flake.nix", "shell.nix", "default.nix", "devenv.nix", "devbox.json", "mise.toml", "tiltfile", "dockerfile",
-    "compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml", "workspace", "module.bazel",
-    "_vimrc", "_netrc", "build", "build.bazel", "workspace.bazel", "pom.xml", "build.gradle", "build.gradle.kts",
-    "settings.gradle", "settings.gradle.kts", "gulpfile.js", "gruntfile.js", "snakefile", "earthfile", "wscript",
-    # programs whose settings name code, commands or a server that gets a key
-    "matplotlibrc", "ansible.cfg", "jupyter_config.json", "jupyter_notebook_config.json", "jupyter_server_config.json",
-))  # fmt: skip
-"""What tools read in the folder in which they are started. Results may have folders named `build` or `workspace`, but a
-`shell.nix` may be a folder too."""
+READ_AT_THE_TOP: dict[str, tuple[str, ...]] = {
+    "pytest reads its options and plugins, https://docs.pytest.org/en/stable/reference/customize.html":
+        ("pyproject.toml", "pytest.ini", "pytest.toml", "tox.ini", "setup.cfg"),
+    "mypy and pylint, which editors run, import plugins and run `init-hook`":
+        ("mypy.ini", "pylintrc", "pylintrc.toml"),
+    "matplotlib imports the backend, https://matplotlib.org/stable/users/explain/customizing.html":
+        ("matplotlibrc",),
+    "Jupyter reads its settings where it is started, https://docs.jupyter.org/en/latest/use/config.html":
+        ("jupyter_config.json", "jupyter_notebook_config.json", "jupyter_server_config.json",
+         "jupyter_lab_config.json"),
+    "IPython before 8.0.1 runs what is in its `startup` (CVE-2022-21699)": ("profile_default",),
+    "any uv takes the index of packages, https://docs.astral.sh/uv/concepts/configuration-files": ("uv.toml",),
+    "the hook of a shell sets variables, https://mise.jdx.dev/configuration.html": ("mise.toml", "mise.local.toml"),
+    "rustup takes the toolchain, also for a prompt that shows it, https://rust-lang.github.io/rustup/overrides.html":
+        ("rust-toolchain", "rust-toolchain.toml"),
+    "editors load a project that they are shown, and run its build":
+        ("cargo.toml", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts", "pom.xml",
+         "cmakelists.txt", "gemfile"),
+    "any Bun runs `preload`, https://bun.sh/docs/runtime/bunfig": ("bunfig.toml",),
+    "any Ansible loads plugins, https://docs.ansible.com/ansible/latest/reference_appendices/config.html":
+        ("ansible.cfg",),
+    "Vim on Windows runs them with 'exrc', https://vimhelp.org/starting.txt.html": ("_vimrc", "_exrc", "_gvimrc"),
+}  # fmt: skip
+"""What tools that are started in a folder for something else read there, and obey, by what they do with it.
+
+What acts only when it is named, such as the files of make, Docker, npm or Nix, is a result like any other.
+"""
+OBEYED_AT_THE_TOP = frozenset(name for names in READ_AT_THE_TOP.values() for name in names)
+ASIDE = "top-level"
+"""Folder in which that is written which only does harm at the top; no package of Python has such a name."""
 REPOSITORIES = frozenset((".git", ".hg", ".jj"))
 """Folders whose settings name commands, which a prompt of a shell is enough to run. Slipway ships none as code."""
 BARE_REPOSITORY = "head"
@@ -79,7 +92,11 @@ def name_problem(path: str) -> str:
         return "leads out of the folder, or is another name of another file"
     if len(path.encode(errors="replace")) > MAX_PATH_BYTES:
         return "is too long"
-    return next((problem for part in parts if (problem := _part_problem(part))), "") or _path_problem(parts)
+    if problem := next((problem for part in parts if (problem := _part_problem(part))), ""):
+        return problem
+    if _compared(parts[-1]) == BARE_REPOSITORY:
+        return "would make the folder a git repository"
+    return top_problem(path)
 
 
 def _part_problem(part: str) -> str:
@@ -110,19 +127,16 @@ def content_problem(name: str, content: Path) -> str:
         return "would be run by a pytest that finds it" if any(b">>>" in line for line in lines) else ""
 
 
-def _path_problem(parts: list[str]) -> str:
-    """Return why no file gets this path, though its names alone would do."""
+def top_problem(path: str) -> str:
+    """Return why no file gets this path, though below another folder it would."""
+    parts = path.split("/")
     first = _compared(parts[0])
-    if first in OBEYED_AT_THE_TOP and (len(parts) == 1 or "." in first):
+    if first in OBEYED_AT_THE_TOP or (first, _compared(parts[-1])) == ("wandb", "settings"):
         return "is obeyed by tools that are started there"
-    if _compared(parts[-1]) == BARE_REPOSITORY:
-        return "would make the folder a git repository"
     is_module = len(parts) == 1 and first.rpartition(".")[2] in MODULE_ENDINGS
     is_package = len(parts) > 1 and _compared(parts[1]).startswith("__init__.")
     if is_module or is_package:  # whatever it is called: `import numpy` takes a numpy.py
         return "would be imported by a Python that is started there"
-    if (first, _compared(parts[-1])) == ("wandb", "settings"):
-        return "is obeyed by tools that are started there"
     return "is read by Slipway if it is started there" if first == OURS else ""
 
 
@@ -143,10 +157,18 @@ def repository_problem(paths: Iterable[str]) -> str:
     return "HEAD" if {BARE_REPOSITORY, "objects", "refs"} <= tops else ""
 
 
-def split_names(paths: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the paths that are written, and why each other one is not."""
-    problems = {path: name_problem(path) for path in paths}
-    kept = [path for path, problem in problems.items() if not problem]
-    folders = {str(above) for path in kept for above in PurePosixPath(path).parents}
-    problems |= dict.fromkeys(folders.intersection(kept), "is also the folder of other files")
-    return [path for path in kept if not problems[path]], {path: why for path, why in problems.items() if why}
+def split_names(paths: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return where each path is written, and why each other one is not."""
+    places: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for path in paths:
+        place = f"{ASIDE}/{path}" if top_problem(path) else path
+        if problem := name_problem(place):
+            problems[path] = problem
+        else:
+            places[path] = place
+    for path in [path for path, place in places.items() if place != path and place in places]:
+        problems[path] = f"{top_problem(path)}, and {places.pop(path)} is another file"
+    folders = {str(above) for place in places.values() for above in PurePosixPath(place).parents}
+    problems |= {path: "is also the folder of other files" for path, place in places.items() if place in folders}
+    return {path: place for path, place in places.items() if path not in problems}, problems

@@ -33,6 +33,7 @@ from controller.records.fetch import (
     list_files,
     local_files,
 )
+from controller.records.local_names import top_problem
 from controller.run.session import Session, open_session
 
 RUN_ID = re.compile(r"-[0-9a-f]{8}(-r\d+)?$")
@@ -54,6 +55,12 @@ def run_get(command: Command) -> int:
             _print_listing(files, as_json=command.flags.json)
             return 0
         there, fetched, skipped = _download(session, files, folder, quiet=command.flags.json)
+    aside = {path: place for path, place in there.items() if place != path}
+    for path, place in aside.items():
+        print(
+            f"{one_line(path)} is in {one_line(str(folder / place))}: at the top it {top_problem(path)}",
+            file=sys.stderr,
+        )
     for path, why in skipped.items():
         print(f"warning: skipped {one_line(path)}: {why}", file=sys.stderr)
     if skipped:
@@ -61,7 +68,8 @@ def run_get(command: Command) -> int:
         print(f"warning: what was skipped stays in {stays}", file=sys.stderr)
     if command.flags.json:
         rows = [{"path": path, "why": why} for path, why in skipped.items()]
-        print(dumps({"folder": str(folder), "files": there, "downloaded": fetched, "skipped": rows}))
+        written = {"folder": str(folder), "files": [*there.values()], "downloaded": fetched}
+        print(dumps({**written, "skipped": rows, "aside": aside}))
     else:
         same = f", {len(there) - fetched} of them unchanged" if fetched < len(there) else ""
         left = f"; {len(skipped)} skipped" if skipped else ""
@@ -82,11 +90,11 @@ def _raise_if_path(command: Command) -> None:
 
 def _download(
     session: Session, files: list[RemoteFile], folder: Path, *, quiet: bool
-) -> tuple[list[str], int, dict[str, str]]:
+) -> tuple[dict[str, str], int, dict[str, str]]:
     """Download the files that the folder does not have. A failure keeps what is complete.
 
     Returns:
-        The paths that are there, how many were downloaded, and why each skipped one is not there.
+        Where each file is in the folder, how many were downloaded, and why each skipped one is not there.
     """
     if not folder.exists():
         _create_ignored(folder)
@@ -113,7 +121,8 @@ def _download(
         else:
             written[_identity(target)] = file.path
     line.clear()
-    there = [file.path for file in targets.values() if file.path not in skipped]
+    places = {file.path: target.relative_to(folder).as_posix() for target, file in targets.items()}
+    there = {path: place for path, place in places.items() if path not in skipped}
     return there, len([file for file in missing.values() if file.path not in skipped]), skipped
 
 

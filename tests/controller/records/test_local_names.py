@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from controller.records.local_names import name_problem, split_names
+from controller.records.local_names import ASIDE, OBEYED_AT_THE_TOP, name_problem, split_names
 
 READ_ANYWHERE = (
     ".git", ".hg", ".svn", ".bzr", ".jj", ".envrc", ".env", ".env.local", ".vscode", ".idea", ".vs", ".zed",
@@ -19,11 +19,9 @@ READ_ANYWHERE = (
     "a.desktop", "a.lnk", "test_it.py", "it_test.py", "CLAUDE.md", "a.library-ms", "x.code-workspace", "HEAD",
 )  # fmt: skip
 READ_AT_THE_TOP = (
-    "pyproject.toml", "setup.py", "setup.cfg", "pytest.ini", "tox.ini", "mypy.ini", "Makefile", "GNUmakefile",
-    "justfile", "package.json",
-    "shell.nix", "flake.nix", "mise.toml", "noxfile.py", "Pipfile", "json.py", "readline.py", "rlcompleter.so",
+    *OBEYED_AT_THE_TOP, "setup.py", "noxfile.py", "tasks.py", "json.py", "readline.py", "rlcompleter.so",
     "code.pyc", "slipway", "numpy.py", "jax.cpython-311-x86_64-linux-gnu.so", "torch.pyc", "__main__.py",
-    "gunicorn.conf.py", "jupyter_notebook_config.py", "matplotlibrc", "ansible.cfg", "build.gradle", "BUILD.bazel",
+    "gunicorn.conf.py", "jupyter_notebook_config.py", "train.py",
 )  # fmt: skip
 WRITTEN = (
     "result.json", "logs/attempt-1/worker-0.log", "checkpoints/3/state/d/0123", "checkpoints/3/_CHECKPOINT_METADATA",
@@ -33,6 +31,8 @@ WRITTEN = (
     "a..b", "git", "gitlab", "console.txt", "commit.txt", "日本.txt", "token/1", "trainer/metrics.json",
     "wandb/run-1/files/config.yaml", "numpy/x.npy",
     "a/matplotlibrc", "builds/x", "build/x.txt", "workspace/x.csv", "a/test.py", "test_loss.txt",
+    "Makefile", "GNUmakefile", "justfile", "package.json", "shell.nix", "flake.nix", "Pipfile", "BUILD.bazel",
+    "Dockerfile", "compose.yaml", "Snakefile", "meson.build", "go.mod", "uv.lock", "ruff.toml",
 )  # fmt: skip
 
 
@@ -57,6 +57,26 @@ def test_what_tools_find_by_themselves_is_not_written_anywhere(name: str) -> Non
 def test_what_tools_read_where_they_start_is_not_written_at_the_top(name: str) -> None:
     for spelling in spelled(name):
         assert name_problem(spelling), spelling
+        kept, refused = split_names([spelling, "a/b"])
+        assert (kept, refused) == ({spelling: f"{ASIDE}/{spelling}", "a/b": "a/b"}, {}), spelling
+        assert name_problem(kept[spelling]) == ""
+
+
+@pytest.mark.parametrize(
+    ("paths", "places"),
+    [
+        (["pkg/__init__.py", "pkg/a.py"], ["top-level/pkg/__init__.py", "pkg/a.py"]),
+        (["wandb/settings", "slipway/x.yaml"], ["top-level/wandb/settings", "top-level/slipway/x.yaml"]),
+        (["train.py", "top-level/train.py"], [None, "top-level/train.py"]),
+        (["train.py", "top-level"], ["top-level/train.py", None]),
+        (["__init__.py", "train.py/x"], [None, "train.py/x"]),
+        ([".git/x.py", "conftest.py", "x\0.py", "-x.py", "con.py"], [None] * 5),
+    ],
+)
+def test_what_does_harm_at_the_top_alone_is_put_aside(paths: list[str], places: list[str | None]) -> None:
+    kept, refused = split_names(paths)
+    assert [kept.get(path) for path in paths] == places
+    assert refused.keys() == set(paths) - kept.keys()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +87,7 @@ def test_what_tools_read_where_they_start_is_not_written_at_the_top(name: str) -
         "a/com1", "LPT9.log", "aux .txt", "-rf", "a/--checkpoint-action=exec=sh x", "git~1/config", "GIT~2", "x" * 201,
         "é" * 101, "a/" * 1200 + "b", "json/__init__.py", "typing/__init__.pyc", "numpy/__init__.py",
         "jax/__init__.pyc", "wandb/settings",
-        "WandB/Settings.", "slipway/mine.yaml", "shell.nix/default.nix",
+        "WandB/Settings.", "slipway/mine.yaml", "profile_default/startup/x",
     ],
 )  # fmt: skip
 def test_what_is_no_name_of_a_file_here_is_not_written(path: str) -> None:
@@ -77,7 +97,7 @@ def test_what_is_no_name_of_a_file_here_is_not_written(path: str) -> None:
 def test_results_are_written_and_one_bad_name_takes_nothing_with_it() -> None:
     assert {path: name_problem(path) for path in WRITTEN if name_problem(path)} == {}
     kept, refused = split_names([*WRITTEN, ".git/config", "logs", "../x"])
-    assert kept == list(WRITTEN)
+    assert kept == {path: path for path in WRITTEN}
     assert sorted(refused) == ["../x", ".git/config", "logs"]
     assert refused["logs"] == "is also the folder of other files"
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ BAD = {
     **{f".git/{name}": content for name, content in REPOSITORY.items()},
     **{f"sub/.GIT/{name}": content for name, content in REPOSITORY.items()},
     ".envrc": b"touch ran", "a/conftest.py": b"open('ran', 'w')", "../../out": b"", "/etc/out": b"", "x\x1b[2Jy": b"",
-    "json.py": b"", "-rf": b"", "a//b": b"", "result.json/x/.vscode/tasks.json": b"",
+    "__init__.py": b"", "-rf": b"", "a//b": b"", "result.json/x/.vscode/tasks.json": b"",
 }  # fmt: skip
 
 
@@ -71,6 +72,27 @@ def test_get_skips_what_tools_obey_and_writes_the_rest(
         for place in (folder, folder / "logs"):
             subprocess.run(["git", "status"], cwd=place, capture_output=True, check=False)
         assert not list(folder.rglob("ran"))
+
+
+def test_a_program_that_saved_itself_arrives_where_no_python_imports_it(
+    bucket: MemoryStorage, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del home
+    saved = {"train.py": b"raise SystemExit('imported')", "json.py": b"raise SystemExit('imported')", "Makefile": b"a:"}
+    bucket.buckets["b"] = {f"runs/{RUN}/{name}": content for name, content in {**GOOD, **saved}.items()}
+    for downloaded in (len(GOOD) + 3, 0):
+        assert main.run(["get", RUN, "--to", "got", "--json"]) == 0
+        said = capsys.readouterr()
+        document = json.loads(said.out)
+        assert document["aside"] == {"train.py": "top-level/train.py", "json.py": "top-level/json.py"}
+        assert (document["downloaded"], document["skipped"]) == (downloaded, [])
+        assert files_below(Path("got")) == set(document["files"]) == {*GOOD, "Makefile", *document["aside"].values()}
+        line = (
+            "train.py is in got/top-level/train.py: at the top it would be imported by a Python that is started there"
+        )
+        assert line in said.err.splitlines()
+    ran = subprocess.run([sys.executable, "-c", "import json"], cwd="got", capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_bare_repository_is_none_without_its_head(
