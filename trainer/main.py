@@ -62,7 +62,7 @@ def main() -> None:
         files.use_buckets(experiment.checkpoint.max_outage_hours)
         runtime.set_cpu_threads(experiment.pod)
         runtime.keep_freed_memory(experiment.pod)
-        runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS, part=bool(experiment.sampler_workers))
+        runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
         find_credentials(experiment.dir)
         wait_for_storage(RunStorage(experiment.dir), experiment.checkpoint.max_outage_hours)
         agreement.check_devices(experiment.pod)

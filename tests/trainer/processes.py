@@ -50,11 +50,7 @@ def start_processes(
             "JAX_NUM_CPU_DEVICES": "2",
             "JAX_COMPILATION_CACHE_DIR": cache,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            # as a TPU VM describes its slice
-            "JAX_FORCE_TPU_INIT": "1",
-            "TPU_WORKER_HOSTNAMES": ",".join("127.0.0.1" for _ in environments),
-            "TPU_WORKER_ID": str(worker),
-            **{f"MEGASCALE_{name}": "" for name in ("COORDINATOR_ADDRESS", "NUM_SLICES", "SLICE_ID")},
+            "SLIPWAY_WORKER": str(worker),
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{port}",
             "SLIPWAY_CODE_SHA256": CODE,

@@ -12,7 +12,7 @@ import jax
 from conf.schema.training.run_yaml import PodFacts, RunFile
 from trainer.distributed import fingerprint
 from trainer.distributed.checksums import DisagreementError
-from trainer.distributed.runtime import gather_texts
+from trainer.distributed.runtime import gather_texts, told_worker
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "numpy")
 
@@ -26,6 +26,12 @@ def check_devices(pod: PodFacts) -> None:
 
     Needs no communication: every process knows all devices, and builds the same table.
     """
+    told, own = told_worker(), jax.process_index()
+    if pod.workers > 1 and told not in (None, own):
+        raise WrongDevicesError(
+            f"the controller calls this worker {told}, the TPU runtime process {own}: Google lists the VMs in another "
+            "order than their chips have. `slipway down` and `up` get another pod"
+        )
     wanted = pod.devices // pod.workers
     backend = jax.default_backend()
     found = Counter(device.process_index for device in jax.devices())

@@ -110,17 +110,24 @@ def keep_freed_memory(pod: PodFacts) -> None:
         mallopt(M_MMAP_MAX, 0)
 
 
-def join_processes(pod: PodFacts, timeout_seconds: int, *, part: bool = False) -> None:
+def told_worker() -> int | None:
+    """Return which worker of the pod this is, as the controller says; None without one."""
+    told = os.environ.get("SLIPWAY_WORKER") or os.environ.get("TPU_WORKER_ID")
+    return None if told is None else int(told)
+
+
+def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
     """Connect this process to those on the other workers; a no-op with one worker.
 
-    JAX discovers the others from the TPU VM's metadata. part: these are only the first workers of a pod. Raises
-    JoinError after the timeout.
+    The controller says who they are; without one, JAX asks the TPU VM's metadata. Raises JoinError after the timeout.
     """
     if pod.workers == 1:
         return
-    initialize = jax.distributed.initialize
-    if part:
-        initialize = partial(initialize, num_processes=pod.workers)
+    worker, coordinator = told_worker(), os.environ.get("JAX_COORDINATOR_ADDRESS")
+    initialize = partial(jax.distributed.initialize, num_processes=pod.workers)
+    if worker is not None and coordinator:
+        told = {"coordinator_address": coordinator, "process_id": worker}
+        initialize = partial(initialize, **told, cluster_detection_method="deactivate")
     try:
         initialize(
             initialization_timeout=timeout_seconds,
@@ -128,9 +135,9 @@ def join_processes(pod: PodFacts, timeout_seconds: int, *, part: bool = False) -
             shutdown_timeout_seconds=20,
         )
     except (RuntimeError, ValueError) as error:
-        worker = os.environ.get("TPU_WORKER_ID", "with unknown index")
+        who = "with unknown index" if worker is None else worker
         raise JoinError(
-            f"worker {worker} (of {pod.workers}) could not connect to the others within {timeout_seconds} s. Does the "
+            f"worker {who} (of {pod.workers}) could not connect to the others within {timeout_seconds} s. Does the "
             f"program run on all workers, and does a firewall rule let them reach worker 0? JAX reports: {error}"
         ) from error
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -109,11 +110,42 @@ def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
         agreement.check_agreement(run_file, RunFile.model_validate(lm_run))
 
 
-def test_a_peer_may_be_silent_for_as_long_as_a_live_migration(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, int]] = []
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, {}),  # by hand: JAX asks the metadata server
+        ({"SLIPWAY_WORKER": "1"}, {}),
+        ({"JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482"}, {}),
+        ({"SLIPWAY_WORKER": "1", "JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482"}, {"process_id": 1}),
+        ({"SLIPWAY_WORKER": "0", "TPU_WORKER_ID": "9", "JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482"}, {"process_id": 0}),
+        ({"TPU_WORKER_ID": "2", "JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482"}, {"process_id": 2}),
+    ],
+)
+def test_processes_are_told_who_they_are_and_may_be_silent_for_as_long_as_a_live_migration(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], expected: dict[str, Any]
+) -> None:
+    for name in ("SLIPWAY_WORKER", "TPU_WORKER_ID", "JAX_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    asked: list[dict[str, Any]] = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **options: asked.append(options))
-    runtime.join_processes(pod(workers=2), timeout_seconds=60)
-    assert asked == [{"initialization_timeout": 60, "heartbeat_timeout_seconds": 30, "shutdown_timeout_seconds": 20}]
+    runtime.join_processes(pod(workers=3), timeout_seconds=60)
+    usual = {"initialization_timeout": 60, "heartbeat_timeout_seconds": 30, "shutdown_timeout_seconds": 20}
+    if expected:
+        expected |= {"coordinator_address": "10.0.0.2:8482", "cluster_detection_method": "deactivate"}
+    assert asked == [{"num_processes": 3, **usual, **expected}]
+
+
+@pytest.mark.parametrize(("told", "own"), [("1", 0), ("0", 1), ("3", 2)])
+def test_another_order_of_the_workers_than_that_of_the_chips_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, told: str, own: int
+) -> None:
+    monkeypatch.setenv("SLIPWAY_WORKER", told)
+    monkeypatch.setattr(jax, "process_index", lambda: own)
+    with pytest.raises(agreement.WrongDevicesError, match=f"calls this worker {told}, the TPU runtime process {own}"):
+        agreement.check_devices(pod(workers=4))
+    agreement.check_devices(pod())  # a sampler, which is alone
 
 
 def test_names_and_contents_count(tmp_path):

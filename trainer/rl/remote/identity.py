@@ -17,6 +17,7 @@ from typing import Any
 from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE
+from trainer.distributed.runtime import told_worker
 from trainer.rl.remote.wire import WireError
 
 
@@ -61,10 +62,10 @@ def sampler_names(experiment: RunFile, first: int) -> list[str]:
 
 def worker_index() -> int:
     """Return which worker of the pod this is. Raises RunFileError."""
-    index = os.environ.get("SLIPWAY_WORKER") or os.environ.get("TPU_WORKER_ID")
+    index = told_worker()
     if index is None:
         raise RunFileError("loop.sampler.workers: SLIPWAY_WORKER must tell which worker this is; `slipway up` sets it")
-    return int(index)
+    return index
 
 
 @dataclass(frozen=True)
