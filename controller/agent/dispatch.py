@@ -6,7 +6,18 @@ import os
 import sys
 from importlib import import_module
 
-from .fs import AgentError, agent_root, checked, free_gb, locked, read_json, say, write_heartbeat, write_json
+from .fs import (
+    AgentError,
+    agent_root,
+    checked,
+    free_gb,
+    locked,
+    note_worker,
+    read_json,
+    say,
+    write_heartbeat,
+    write_json,
+)
 
 COMMANDS = {
     "observe": "commands.observe",
@@ -64,6 +75,7 @@ def main() -> int:
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
         request = sys.stdin.buffer.read()
         payload = checked(json.loads(request), f"the `{name}` request") if request else {}
+        note_worker(payload.pop("worker", None))
         if lease := payload.pop("lease", None):
             _check_fencing_token(lease["place"], lease["token"])
         answer = command(**payload)

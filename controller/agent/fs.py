@@ -76,6 +76,16 @@ def write_heartbeat() -> None:
         complain(f"cannot write {path}: {error}")
 
 
+def note_worker(index: int | None) -> None:
+    """Keep which worker of the pod this is, for the dead man's switch; None: the caller does not know."""
+    path, wanted = agent_root() / "worker.json", dump({"index": index})
+    try:
+        if index is not None and not (path.is_file() and path.read_bytes() == wanted):
+            write_atomic(path, wanted)
+    except OSError as error:  # as above
+        print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
+
+
 def safe_join(folder: str, name: str) -> Path:
     """Return a path in a folder of the agent, after checking that `name` is a single safe path component."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):

@@ -156,20 +156,37 @@ def last_sign(homes: list[str], proc: str = "/proc") -> tuple[float, ...] | None
     return tuple(sorted(times))
 
 
-def delete_pod(urls: list[str], send: Callable[[str, str, dict[str, str]], bytes]) -> None:
-    """Delete the first of the resources that exists, as the VM's service account; only worker 0 does.
+def told_workers(homes: list[str]) -> set[int]:
+    """Return what Slipway has told this VM about which worker it is: nothing before it first came, then one number."""
+    told: set[int] = set()
+    for home in homes:
+        for path in glob.glob(f"{home}/.slipway/worker.json"):  # noqa: PTH207 - see `last_sign`
+            try:
+                with open(path, "rb") as file:  # noqa: PTH123
+                    told.add(int(json.loads(file.read(1 << 10))["index"]))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+    return told
 
-    A resource that does not exist is skipped. Raises the error of a request that fails, after trying the others.
+
+def delete_pod(urls: list[str], told: set[int], send: Callable[[str, str, dict[str, str]], bytes]) -> None:
+    """Delete the first of the resources that exists, as the VM's service account.
+
+    Only worker 0 does: the others do not see who uses it. A VM that Slipway has never reached asks the metadata server
+    for its number; where that has none, as on Compute Engine, each such VM deletes, and the first one wins. A resource
+    that does not exist is skipped. Raises the error of a request that fails, after trying the others.
     """
     from urllib.error import HTTPError
 
     root = METADATA.format(os.environ.get("GCE_METADATA_HOST", "metadata.google.internal"))
     asked = {"Metadata-Flavor": "Google"}
+    if told and 0 not in told:
+        return
     try:
-        if send("GET", f"{root}attributes/agent-worker-number", asked).strip() != b"0":
+        if not told and send("GET", f"{root}attributes/agent-worker-number", asked).strip() != b"0":
             return
     except HTTPError as error:
-        if error.code != 404:  # without the attribute, every worker deletes; the first one wins
+        if error.code != 404:
             raise
     token = json.loads(send("GET", f"{root}service-accounts/default/token", asked))["access_token"]
     failed = None
@@ -205,7 +222,7 @@ def main(limit: str, *urls: str) -> None:
     watch(
         float(limit),
         lambda: last_sign(homes),
-        lambda: delete_pod(list(urls), send_request),
+        lambda: delete_pod(list(urls), told_workers(homes), send_request),
         limits=lambda begun: read_limits(homes, boot_id, begun, known),
     )
 

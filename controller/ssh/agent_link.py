@@ -139,6 +139,7 @@ class AgentLink(ABC):
     def call(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Run an agent command to completion and return its answer. Raises WorkerError of any kind."""
         output = bytearray()
+        payload = {**payload, "worker": self._number}
         for chunk in self._agent_output(command, payload, COMMAND_TIMEOUTS.get(command, 60.0)):
             output += self._bounded(command, chunk, len(output))
         return self._parse(command, output)
@@ -151,7 +152,7 @@ class AgentLink(ABC):
         """
         begun: list[bytes] = []  # joined once, so that the time grows with the length of a line and not faster
         size = 0
-        for chunk in self._agent_output(command, payload, math.inf):
+        for chunk in self._agent_output(command, {**payload, "worker": self._number}, math.inf):
             *lines, rest = chunk.split(b"\n")
             for line in lines:
                 yield self._parse(command, b"".join((*begun, line)))

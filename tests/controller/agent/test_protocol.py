@@ -104,6 +104,19 @@ def test_a_full_disk_is_named_with_the_folder(worker: AgentWorker) -> None:
     assert "OSError: [Errno 27]" in answer["detail"]
 
 
+def test_a_worker_knows_which_one_it_is_once_a_controller_has_told_it(worker: AgentWorker) -> None:
+    told = worker.root / "worker.json"
+    worker.call("watchdog_state")
+    assert not told.exists()
+    for index in (0, 3, 3, 1):
+        worker.call("watchdog_state", worker=index)
+        assert json.loads(told.read_text()) == {"format": 1, "index": index}
+    told.unlink()
+    told.mkdir()
+    out, err = worker.start_command("watchdog_state", worker=1).communicate()
+    assert (json.loads(out)["running"], err.startswith(b"cannot write ")) == (False, True), "no command fails"
+
+
 def test_orders_with_an_older_lease_of_the_same_place_are_refused(worker: AgentWorker) -> None:
     """A bucket that was deleted, or another one, counts from the beginning."""
     for token in (3, 5, 5):

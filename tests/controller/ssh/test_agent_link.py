@@ -12,6 +12,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -226,6 +227,23 @@ def test_halves_of_surrogate_pairs_do_not_get_through() -> None:
     with pytest.raises(WorkerError) as caught:
         Said(b'{"format": 1, "error": "\\ud800", "detail": 5}').call(STATE, {})
     assert (caught.value.message, caught.value.detail) == ("?", "5")
+
+
+@pytest.mark.parametrize("number", [0, 1, 15])
+def test_every_command_tells_the_worker_its_number(number: int) -> None:
+    sent: list[Mapping[str, Any]] = []
+
+    class Heard(Said):
+        def _agent_output(self, command: str, payload: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
+            sent.append(payload)
+            yield b'{"format": 1}'
+
+    link = Heard(b"")
+    link._number = number
+    with suppress(WorkerError):
+        link.call(STATE, {"run_id": "r"})
+    assert [*link.stream(WATCH, {"run_id": "r"})] == []
+    assert sent == [{"run_id": "r", "worker": number}] * 2
 
 
 def test_gigabytes_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ from urllib.error import HTTPError
 
 import pytest
 
+from controller.agent.fs import note_worker
 from controller.context import Context
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.answers import parse_timestamp
-from controller.resources.dead_mans_switch import NEVER, delete_pod, last_sign, read_limits, watch
+from controller.resources.dead_mans_switch import NEVER, delete_pod, last_sign, read_limits, told_workers, watch
 from controller.resources.pod import tpu_nodes
 from controller.resources.pod.planes import waits_in_queue
 from controller.resources.pod.provisioner import Place, SliceSpec, mount_part, startup_script, switch_part
@@ -280,6 +281,38 @@ class Google:
         return b"{}"
 
 
+def test_a_vm_knows_which_worker_it_is_from_the_agents_of_all_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = [f"{tmp_path}/home/*", f"{tmp_path}/root"]
+    for number, (home, told) in enumerate([("home/anna", {2}), ("home/ben", {2}), ("root", {0, 2})]):
+        monkeypatch.setenv("SLIPWAY_AGENT_ROOT", f"{tmp_path}/{home}/.slipway")
+        assert told_workers(homes) == (set() if not number else {2})
+        note_worker(0 if home == "root" else 2)
+        assert told_workers(homes) == told
+    for damage in ("", "{", "[1]", '{"format": 1}', '{"index": "two"}', '{"index": null}', "[" * 999):
+        (tmp_path / "root/.slipway/worker.json").write_text(damage)
+        assert told_workers(homes) == {2}, damage
+
+
+@pytest.mark.parametrize(
+    ("told", "number", "deletes"),
+    [
+        ({0}, None, True),
+        ({1}, None, False),
+        ({15}, "0", False),
+        ({0, 3}, "3", True),
+        (set(), None, True),
+        (set(), "2", False),
+    ],
+)
+def test_what_the_controller_said_counts_before_the_metadata(told: set[int], number: str | None, deletes: bool) -> None:
+    """Compute Engine has no `agent-worker-number`, and the others than worker 0 do not see whether a pod is in use."""
+    google = Google(number)
+    delete_pod(["https://tpu.googleapis.com/v2/pod"], told, google)
+    assert google.deleted == ["pod"] * deletes
+
+
 @pytest.mark.parametrize(
     ("google", "asked"),
     [
@@ -293,7 +326,7 @@ class Google:
 )
 def test_worker_0_deletes_the_request_or_else_the_node(google: Google, asked: list[str]) -> None:
     with pytest.raises(HTTPError) if NODE_URL in google.refuse else nullcontext():
-        delete_pod([f"https://tpu.googleapis.com/v2/{path}" for path in (REQUEST_URL, NODE_URL)], google)
+        delete_pod([f"https://tpu.googleapis.com/v2/{path}" for path in (REQUEST_URL, NODE_URL)], set(), google)
     assert google.deleted == asked
 
 
