@@ -155,10 +155,10 @@ class ProbePeersRequest(TypedDict):
 
 
 class CheckHealthRequest(TypedDict):
-    """Request of `check_health`, sent to all workers at the same time; `processes` is their number."""
-
     venv: str
     processes: int
+    index: int
+    coordinator: str
     timeout_seconds: NotRequired[float]
 
 
@@ -278,6 +278,7 @@ class StartRequest(Attempt):
     code: str
     venv: str
     env: NotRequired[dict[str, str] | None]
+    defaults: NotRequired[dict[str, str] | None]
     bucket: NotRequired[str | None]
     log_object: NotRequired[str]
     exit_object: NotRequired[str]

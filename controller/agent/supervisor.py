@@ -104,6 +104,7 @@ def start(
     code: str,
     venv: str,
     env: dict[str, str] | None = None,
+    defaults: dict[str, str] | None = None,
     bucket: str | None = None,
     log_object: str = "",
     exit_object: str = "",
@@ -125,6 +126,7 @@ def start(
         code: tree hash of installed code; the program runs in a copy of it.
         venv: fingerprint of an installed venv.
         env: variables of the program, on top of those of `write_config`.
+        defaults: more variables, which those of this VM and of `write_config` override.
         bucket: bucket for the log and exit.json; None: upload nothing.
         log_object: object name of the log.
         exit_object: object name of exit.json.
@@ -137,7 +139,8 @@ def start(
     if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
         raise AgentError(f"not a command: {argv!r}")
     order = {"run_id": run_id, "attempt": attempt, "argv": argv, "code": code, "venv": venv}
-    order |= {"env": validate_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
+    order |= {"env": validate_env(env or {}), "defaults": validate_env(defaults or {})}
+    order |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object}
     order |= {"successor": successor, "fence_seconds": fence_seconds}
     order |= {"notice": signal.Signals[notice].name if notice else None, "exit_hook": exit_hook}
     folder = attempt_folder(run_id, attempt)
@@ -183,7 +186,8 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     code_sha256 = check_out(order["code"], folder.parent / "work")
     own = {"SLIPWAY_ATTEMPT": folder.name.partition("-")[2], "SLIPWAY_SUCCESSOR": successor}
     given = {**order["env"], **secret_environment(folder.parent)}
-    environment = run_environment(folder.parent, order["venv"], given, {**own, "SLIPWAY_CODE_SHA256": code_sha256})
+    own["SLIPWAY_CODE_SHA256"] = code_sha256
+    environment = run_environment(folder.parent, order["venv"], given, own, order["defaults"])
     write_shell_file(folder.parent, environment, set(secret_environment(folder.parent)))
     if order["exit_hook"]:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (EXIT_HOOK, environment.get("PYTHONPATH"))))

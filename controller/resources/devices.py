@@ -10,6 +10,7 @@ from controller.agent.protocol import (
     OBSERVE,
     PROBE_DEVICES,
     PROBE_PEERS,
+    CheckHealthRequest,
     Chips,
     Devices,
     Health,
@@ -161,7 +162,9 @@ def summarize(answers: Sequence[Health]) -> str:
 
 
 PEER_PORT = 8476
-"""Port on which worker 0 listens during the probe; not 8482, which the coordinator of a running JAX program holds."""
+"""Port on which worker 0 listens during the probe; not JAX_PORT, which a running program holds."""
+JAX_PORT = 8482
+"""Port of JAX's coordinator, on which `jax.distributed` listens by default on a TPU."""
 LIBTPU = frozenset({"libtpu", "libtpu-nightly"})
 """Distributions that contain libtpu.so."""
 
@@ -224,7 +227,7 @@ class DeviceProbe(WorkerResource):
             context.events.note(self.id, "the health check of the chips is skipped: the program's Python has no JAX")
 
     def _check_health(self, context: Context, observed: ObservedResources) -> None:
-        found = self.ask(context, observed, CHECK_HEALTH, {"venv": self.venv, "processes": len(self.healthy)})
+        found = self.ask(context, observed, CHECK_HEALTH, health_payloads(self.venv, observed[self.node]))
         require_health(found, self.devices_per_chip)
         self._require_devices(found)
         context.events.note(self.id, summarize(found))
@@ -254,10 +257,23 @@ def lacks_libtpu(versions: Mapping[str, str]) -> bool:
     return "jax" in versions and "torch-xla" not in versions and not LIBTPU & versions.keys()
 
 
+def jax_coordinator(node: Node) -> str:
+    """Return the address and port at which the processes of a JAX program meet."""
+    return f"{node.status.endpoints[0].internal}:{JAX_PORT}"
+
+
 def peer_payloads(node: Absent | Pending | Node) -> list[ProbePeersRequest]:
     """Return the payloads with which all workers try to reach worker 0 at the same time."""
     addresses = [endpoint.internal for endpoint in node.status.endpoints] if isinstance(node, Node) else []
     return [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
+
+
+def health_payloads(venv: str, node: Absent | Pending | Node) -> list[CheckHealthRequest]:
+    """Return the payloads with which the chips of all workers are checked together."""
+    if not isinstance(node, Node):
+        return []
+    count, coordinator = len(node.status.endpoints), jax_coordinator(node)
+    return [{"venv": venv, "processes": count, "index": i, "coordinator": coordinator} for i in range(count)]
 
 
 def _devices(known: Devices | None, backend: str) -> int | None:

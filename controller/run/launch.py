@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
+from conf.schema.cloud import HereCloud
 from conf.schema.training.loop import GrpoLoop
 from conf.strict_json import dumps
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
@@ -26,7 +27,7 @@ from controller.lease import Lease
 from controller.plan.build import Plan
 from controller.plan.samplers import owner_of
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, parse_record
-from controller.resources.devices import PEER_PORT
+from controller.resources.devices import PEER_PORT, jax_coordinator
 from controller.resources.machines import active_runs, require_answers
 from controller.resources.pod.node import Node
 from controller.resources.software import Venv
@@ -89,12 +90,26 @@ def _states_on(node: Node, fleet: Fleet, run_id: str, launched: Launch) -> list[
 
 
 def worker_variables(node: Node, worker: int) -> dict[str, str]:
-    """Return the variables that tell a program which worker it runs on; JAX on TPU does not need them."""
+    """Return the variables that tell a program which worker it runs on."""
     endpoints = node.status.endpoints
     return {
         "SLIPWAY_WORKER": str(worker),
         "SLIPWAY_WORKERS": str(len(endpoints)),
         "SLIPWAY_COORDINATOR": f"{endpoints[0].internal}:{PEER_PORT}",
+    }
+
+
+def jax_variables(node: Node, worker: int) -> dict[str, str]:
+    """Return the variables that tell JAX and libtpu the same, in place of the metadata server.
+
+    VMs of Compute Engine have no `agent-worker-number`, without which `jax.distributed.initialize()` finds no TPU of
+    Google Cloud; it asks these variables first (`GkeTpuCluster` in `jax/_src/clusters/cloud_tpu_cluster.py`, 0.10.2
+    to 0.12.0.1).
+    """
+    return {
+        "JAX_COORDINATOR_ADDRESS": jax_coordinator(node),
+        "TPU_WORKER_ID": str(worker),
+        "TPU_WORKER_HOSTNAMES": ",".join(endpoint.internal for endpoint in node.status.endpoints),
     }
 
 
@@ -124,6 +139,7 @@ def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -
             "code": plan.snapshot.sha256,
             "venv": venv,
             "env": worker_variables(node, worker),
+            "defaults": {} if isinstance(plan.config.cloud, HereCloud) else jax_variables(node, worker),
             "bucket": ledger.bucket,
             "log_object": ledger.log_object(worker, attempt),
             "exit_object": ledger.exit_object(worker, attempt),

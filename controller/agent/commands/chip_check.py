@@ -197,7 +197,7 @@ def main(processes: int) -> None:
         os.environ.setdefault("PJRT_NPROC", str(2 * int(os.environ.get("JAX_NUM_CPU_DEVICES", "1")) + 2))
     begin("joining the other workers")
     if processes > 1:
-        jax.distributed.initialize(initialization_timeout=90)
+        jax.distributed.initialize(sys.argv[4], processes, int(sys.argv[3]), initialization_timeout=90)
     begin("finding the devices")
     local, everyone = in_order(jax.local_devices()), in_order(jax.devices())
     sizes = ON_TPU if jax.default_backend() == "tpu" else ON_CPU

@@ -335,7 +335,7 @@ STAGES = ("importing JAX", "joining the other workers", "finding the devices", "
 DONE = "done"
 
 
-def check_health(venv: str, processes: int, timeout_seconds: float = 120.0) -> Health:
+def check_health(venv: str, processes: int, index: int, coordinator: str, timeout_seconds: float = 120.0) -> Health:
     """Check the chips of this worker together with those of all others; call it on all workers at the same time.
 
     A check that crashes or hangs is an answer too, because the stages of all workers show whose fault it is. A success
@@ -344,6 +344,8 @@ def check_health(venv: str, processes: int, timeout_seconds: float = 120.0) -> H
     Args:
         venv: fingerprint of an installed venv that contains JAX.
         processes: number of workers.
+        index: index of this worker.
+        coordinator: address and port on worker 0; JAX_COORDINATOR_ADDRESS of this VM overrides it.
         timeout_seconds: limit for the whole check.
     """
     boot = boot_id()
@@ -355,7 +357,8 @@ def check_health(venv: str, processes: int, timeout_seconds: float = 120.0) -> H
         python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
         progress = agent_root() / "health-stage"
         progress.write_text(STAGES[0])
-        argv = [python, "-c", source.decode(), str(processes), str(progress)]
+        coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS", coordinator)
+        argv = [python, "-c", source.decode(), str(processes), str(progress), str(index), coordinator]
         try:
             printed = run_tool(argv, timeout=timeout_seconds, env=program_env(venv, {}))
         except AgentError as error:

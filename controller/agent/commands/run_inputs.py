@@ -149,13 +149,19 @@ def validate_env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, str]) -> dict[str, str]:
-    """Return a program's environment; `own` overrides `env`, which overrides the variables of `write_config`."""
+def run_environment(
+    run: Path, venv: str, env: dict[str, str], own: dict[str, str], defaults: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Return a program's environment; `own` overrides `env`, which overrides the variables of `write_config`.
+
+    These and the variables of this VM override `defaults`.
+    """
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
     usual = {
         "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see `stacks`
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
     }
+    usual |= {name: value for name, value in (defaults or {}).items() if name not in os.environ}
     kept = read_json(run / "env") or {"variables": {}}
     return program_env(venv, {**usual, **kept["variables"], **env, **own})
 

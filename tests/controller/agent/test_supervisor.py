@@ -336,7 +336,7 @@ def test_small_and_slow_logs_are_uploaded_too() -> None:
     assert is_upload_due(10**9 + 1, 10**9, 900)
 
 
-SHOW = ("sh", "-c", 'echo "$SLIPWAY_WORKER|$QUOTED|${TOKEN-none}|$PWD|$(command -v python)"')
+SHOW = ("sh", "-c", 'echo "$PEERS|$SLIPWAY_WORKER|$QUOTED|${TOKEN-none}|$PWD|$(command -v python)"')
 
 
 def enter(run: ProgramRun, *words: str) -> str:
@@ -346,10 +346,11 @@ def enter(run: ProgramRun, *words: str) -> str:
 
 
 def test_a_command_runs_in_the_environment_of_the_program_without_its_secrets(run: ProgramRun) -> None:
-    run.start("print(1)", env={"SLIPWAY_WORKER": "2", "QUOTED": "it's\n$HOME"}, secrets={"TOKEN": "s3cret"})
+    told = {"SLIPWAY_WORKER": "2", "QUOTED": "it's\n$HOME"}
+    run.start("print(1)", env=told, defaults={"PEERS": "a,b", "QUOTED": "no"}, secrets={"TOKEN": "s3cret"})
     run.wait_ended()
     [venv] = (run.worker.root / "venv").iterdir()
-    expected = f"2|it's\n$HOME|none|{run.folder / 'work'}|{venv}/bin/python"
+    expected = f"a,b|2|it's\n$HOME|none|{run.folder / 'work'}|{venv}/bin/python"
     assert enter(run, *SHOW) == expected
     assert "s3cret" not in (run.folder / "shell.sh").read_text()
     assert "PS1='worker 2:" in (run.folder / "shell.sh").read_text()

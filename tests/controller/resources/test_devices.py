@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +13,15 @@ from controller.context import Context
 from controller.core.errors import WrongDevicesError
 from controller.reconcile import ObservedResources
 from controller.resources import devices
-from controller.resources.devices import DeviceProbe, FreeChips, lacks_libtpu, require_health, summarize
+from controller.resources.devices import (
+    DeviceProbe,
+    FreeChips,
+    health_payloads,
+    lacks_libtpu,
+    require_health,
+    summarize,
+)
+from controller.resources.pod.node import Node
 from controller.ssh.fleet import WorkersFailedError
 from tests.fakes.context import make_context
 
@@ -168,6 +178,7 @@ REACHED = {"reachable": True, "detail": ""}
 @pytest.fixture(autouse=True)
 def no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "peer_payloads", lambda _: [])
+    monkeypatch.setattr(devices, "health_payloads", lambda *_: [])
 
 
 def seen(versions: dict[str, str], **more: Any) -> dict[str, Any]:
@@ -227,6 +238,14 @@ def test_jax_without_libtpu_is_an_error() -> None:
 )
 def test_who_lacks_libtpu(names: str, lacks: bool) -> None:
     assert lacks_libtpu(dict.fromkeys(names.split(), "1")) == lacks
+
+
+@pytest.mark.parametrize("count", [1, 2, 16])
+def test_the_chips_of_all_workers_are_checked_by_processes_that_are_told_who_they_are(count: int) -> None:
+    endpoints = [SimpleNamespace(internal=f"10.0.0.{2 + worker}") for worker in range(count)]
+    node: Any = Mock(spec=Node, status=SimpleNamespace(endpoints=endpoints))
+    shared = {"venv": "f1", "processes": count, "coordinator": "10.0.0.2:8482"}
+    assert health_payloads("f1", node) == [{**shared, "index": worker} for worker in range(count)]
 
 
 def test_a_check_on_the_wrong_devices_fails() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from conf.formats import POD_VARIABLE, attempt_token
+from conf.schema.cloud import HereCloud
 from conf.schema.training.loop import GrpoLoop
 from controller.core.errors import ConfigError, LeaseLostError
 from controller.core.this_process import Clock
@@ -155,7 +156,7 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     node: Any = SimpleNamespace(status=SimpleNamespace(endpoints=endpoints))
     config = SimpleNamespace(
         recovery=SimpleNamespace(exit_on_exception=wanted, lease_duration_seconds=60.0),
-        **{"program": SimpleNamespace(kind=kind), "loop": None, "env": SimpleNamespace(vars={})},
+        **{"program": SimpleNamespace(kind=kind), "loop": None, "env": SimpleNamespace(vars={}), "cloud": None},
     )
     plan: Any = SimpleNamespace(
         run_id="r-1", argv=["x"], config=config, notice=None, get=lambda _: SimpleNamespace(name="v"),
@@ -168,6 +169,12 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     assert [payload["exit_hook"] for payload in sent] == [has_hook] * 3
     shared = {"SLIPWAY_WORKERS": "3", "SLIPWAY_COORDINATOR": f"10.0.0.2:{PEER_PORT}"}
     assert [payload["env"] for payload in sent] == [{"SLIPWAY_WORKER": str(worker), **shared} for worker in range(3)]
+    shared = {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482", "TPU_WORKER_HOSTNAMES": "10.0.0.2,10.0.0.3,10.0.0.4"}
+    assert [payload["defaults"] for payload in sent] == [{"TPU_WORKER_ID": str(i), **shared} for i in range(3)]
+    sent.clear()
+    config.cloud = HereCloud.model_construct()
+    _start(plan, Ledger(cast(Any, None), "b", "r-1"), node, fleet, 1)
+    assert [payload["defaults"] for payload in sent] == [{}] * 3, "this machine is no part of a slice"
 
 
 @pytest.mark.parametrize(

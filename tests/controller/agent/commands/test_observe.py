@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -141,15 +142,18 @@ def test_a_jax_that_fails_is_told_and_not_recorded(run: ProgramRun) -> None:
     assert worker.call("observe")["devices"] is None
 
 
+ALONE: dict[str, Any] = {"processes": 1, "index": 0, "coordinator": "10.0.0.2:8482"}
+
+
 def test_a_jax_that_hangs_is_ended_and_devices_that_a_run_holds_are_left_alone(run: ProgramRun) -> None:
     worker, words = with_jax(run, "import time\ntime.sleep(600)").worker, "did not finish within 0.5 s"
     asked = {"venv": "image", "timeout_seconds": 0.5}
     assert words in worker.call_error("probe_devices", **asked)["error"]
-    answer = worker.call("check_health", processes=1, **asked)
+    answer = worker.call("check_health", **ALONE, **asked)
     assert answer["stage"] == "importing JAX"
     assert words in answer["problem"]
     run.start("import time; time.sleep(600)")
-    for command, more in (("probe_devices", {}), ("check_health", {"processes": 1})):
+    for command, more in (("probe_devices", {}), ("check_health", ALONE)):
         assert "run-1 is using the devices" in worker.call_error(command, venv="image", **more)["error"]
 
 
@@ -202,7 +206,7 @@ def test_stages_are_those_of_the_program() -> None:
 
 def test_a_jax_that_fails_says_at_which_stage(run: ProgramRun) -> None:
     worker = with_jax(run, "raise RuntimeError('no libtpu here')").worker
-    answer = worker.call("check_health", venv="image", processes=1)
+    answer = worker.call("check_health", venv="image", **ALONE)
     assert (answer["stage"], answer["problem"]) == ("importing JAX", "RuntimeError: no libtpu here")
     assert worker.call("observe")["health"] is None
 
@@ -212,15 +216,15 @@ def test_the_stage_is_known_however_much_a_crash_prints(run: ProgramRun) -> None
         "import sys\nopen(sys.argv[2], 'w').write('HBM')\nsys.exit('E0000 uncorrectable error\\n' + 9000 * ' frame\\n')"
     )
     worker = with_jax(run, crash).worker
-    assert worker.call("check_health", venv="image", processes=1)["stage"] == "HBM"
+    assert worker.call("check_health", venv="image", **ALONE)["stage"] == "HBM"
 
 
 def test_success_counts_for_one_boot_and_a_fault_for_none(run: ProgramRun) -> None:
     worker = with_jax(run, PASSES % [FAULT]).worker
-    assert worker.call("check_health", venv="image", processes=1)["faults"] == [FAULT]
+    assert worker.call("check_health", venv="image", **ALONE)["faults"] == [FAULT]
     assert worker.call("observe")["health"] is None
     with_jax(run, PASSES % [])
-    answer = worker.call("check_health", venv="image", processes=1)
+    answer = worker.call("check_health", venv="image", **ALONE)
     assert (answer["stage"], answer["boot_id"]) == ("done", "boot-1")
     seen = worker.call("observe")
     assert (seen["health"], seen["devices"]["local_devices"]) == (answer, 4)

@@ -4,6 +4,7 @@ import hashlib
 import stat
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,34 @@ def test_code_is_brought_once(worker: AgentWorker) -> None:
     assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
     assert worker.bucket.requests == [f"GET {order['object']}"]
     assert [p.name for p in (worker.root / "code").iterdir()] == [order["tree"]], "nothing else is left"
+
+
+@pytest.mark.parametrize(
+    ("of_the_vm", "of_the_user", "expected"),
+    [
+        ({}, {}, {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"}),
+        ({"TPU_WORKER_HOSTNAMES": "c,d"}, {}, {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "c,d"}),
+        ({"TPU_WORKER_ID": ""}, {}, {"TPU_WORKER_ID": "", "TPU_WORKER_HOSTNAMES": "a,b"}),
+        ({"TPU_WORKER_ID": "7"}, {"TPU_WORKER_ID": "0"}, {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "a,b"}),
+        ({}, {"TPU_WORKER_HOSTNAMES": "localhost"}, {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "localhost"}),
+    ],
+)
+def test_what_the_vm_and_the_user_say_overrides_the_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    of_the_vm: dict[str, str],
+    of_the_user: dict[str, str],
+    expected: Any,
+) -> None:
+    monkeypatch.setenv("SLIPWAY_AGENT_ROOT", str(tmp_path))
+    for name in expected:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in of_the_vm.items():
+        monkeypatch.setenv(name, value)
+    run_inputs.write_config("r", "x", of_the_user)
+    defaults = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"}
+    made = run_inputs.run_environment(tmp_path / "runs/r", run_inputs.NO_VENV, {}, {}, defaults)
+    assert {name: made[name] for name in expected} == expected
 
 
 def test_an_altered_byte_shows_and_is_repaired(worker: AgentWorker) -> None:
