@@ -49,9 +49,16 @@ def process_marker(state: Path, worker: EmulatedWorker | None = None) -> str:
 
 
 def worker_environment(
-    worker: EmulatedWorker, hostnames: Sequence[str], *, home: Path, user: str, state: Path, url: str, token: str
-) -> dict[str, str]:
-    """Return a session's variables; `hostnames[i]` is where this worker finds worker i, `url` the server's root."""
+    worker: EmulatedWorker, peers: Sequence[EmulatedWorker], hostnames: Sequence[str], *, home: Path, user: str,
+    state: Path, url: str, token: str,
+) -> dict[str, str]:  # fmt: skip
+    """Return a session's variables; `hostnames[i]` is where this worker finds `peers[i]`, `url` the server's root.
+
+    It is told of them, as a TPU VM is not, only where their addresses do not lead there: behind a firewall, on macOS.
+    """
+    elsewhere = [*hostnames] != [peer.address for peer in peers]
+    coordinator = f"{hostnames[0]}:{COORDINATOR_PORT}"
+    told = {"TPU_WORKER_HOSTNAMES": ",".join(hostnames), "JAX_COORDINATOR_ADDRESS": coordinator} if elsewhere else {}
     root = f"{url}w/{token}/{worker.uid}/{worker.index}/"  # holds the VM's identity, replacing a header
     return {
         **_session_environment(home, user, root),
@@ -59,8 +66,8 @@ def worker_environment(
         "JAX_NUM_CPU_DEVICES": str(worker.devices),
         "JAX_FORCE_TPU_INIT": "1",
         # gloo binds the coordinator's address, not [::].
-        "JAX_COORDINATOR_BIND_ADDRESS": f"{hostnames[0]}:{COORDINATOR_PORT}",
-        "TPU_WORKER_HOSTNAMES": ",".join(hostnames),
+        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
+        **told,
         "TPU_WORKER_ID": str(worker.index),
         "MEGASCALE_COORDINATOR_ADDRESS": "",
         "MEGASCALE_NUM_SLICES": "",

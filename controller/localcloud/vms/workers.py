@@ -295,13 +295,12 @@ class EmulatedWorkers:
             source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
             reachable = self.admits(vm, source, ANY_PORT)
         nobody = f"{self._prefix}1"  # never assigned: nothing listens there
-        hostnames = [
-            peer.host if reachable or peer.index == worker.index else nobody for peer in self.vms.workers_of(worker.uid)
-        ]
-        booted = self.vms.workers_of(worker.uid)[worker.index]
+        peers = self.vms.workers_of(worker.uid)
+        hostnames = [peer.host if reachable or peer.index == worker.index else nobody for peer in peers]
         return worker_environment(
-            booted, hostnames, home=self.home(worker), user=user, state=self.state, url=self._url, token=self._token
-        )
+            peers[worker.index], peers, hostnames, home=self.home(worker), user=user, state=self.state, url=self._url,
+            token=self._token,
+        )  # fmt: skip
 
     def _all_workers(self) -> list[EmulatedWorker]:
         return [EmulatedWorker(**body) for _, body in self._store.items("worker")]
