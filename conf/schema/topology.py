@@ -44,6 +44,7 @@ class Topology:
     runtime_version: str
     zones: tuple[str, ...]
     usd_per_chip_hour: MappingProxyType[str, tuple[float | None, float | None]]  # zone: (on demand, spot)
+    flex_start_zones: tuple[str, ...] = ()
     on_tpu_api: bool = True
     machine_type: str = ""  # of Compute Engine; "" if it has none for this type
     image_family: str = ""  # of Compute Engine
@@ -97,6 +98,7 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
         runtime_version=generation["runtime_version"],
         zones=tuple(generation["zones"]),
         usd_per_chip_hour=MappingProxyType({z: (p[0], p[1]) for z, p in generation["usd_per_chip_hour"].items()}),
+        flex_start_zones=tuple(generation.get("flex_start_zones", ())),
         on_tpu_api=generation.get("tpu_api", True),
         machine_type=machines.get(chips_per_vm, ""),
         image_family=generation.get("image_family", ""),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from conf.schema.config import Config
-from conf.schema.topology import is_near, subnet_range, tpu_type_table, zone_region
+from conf.schema.topology import is_near, subnet_range, tpu_type_table
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.gcp.prices import SPOT_TIERS
@@ -84,15 +84,25 @@ def grant_has_not_ended(config: Config, context: Context) -> Iterator[Issue]:
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning", of_pods=True)
 def zone_has_type(config: Config) -> Iterator[Issue]:
-    """Each generation is available in some zones only. A zone that the table may be too old to list is a warning."""
-    topology = config.topology
+    """Each generation, and its flex-start, is available in some zones only. The table may be too old to list a zone:
+    then Google knows better, so this is a warning. Of its own zones, the emulated cloud knows all.
+    """
+    topology, flex = config.topology, "flex_start" in config.tpu.capacity
     zones = ", ".join(topology.zones)
     for zone in config.tpu.all_zones if topology.zones else ():
-        if zone in topology.zones:
-            continue
-        certain = config.cloud.kind == "local" or not (is_known_zone(zone) or subnet_range(zone_region(zone)))
-        message = f"{zone} has no {topology.generation}; zones that have it: {zones}"
-        yield Issue(message, zone_key(config, zone), "error" if certain else "warning")
+        key, known = zone_key(config, zone), is_known_zone(zone)
+        if not known:
+            message = f"slipway does not know {zone} (conf/tpu_types.yaml); zones with {topology.generation}: {zones}"
+            yield Issue(message, key, "warning")
+        elif zone not in topology.zones:
+            message = f"{zone} has no {topology.generation}; zones that have it: {zones}"
+            yield Issue(message, key, "error" if config.cloud.kind == "local" else "warning")
+        if flex and zone not in topology.flex_start_zones:
+            others = ", ".join(topology.flex_start_zones) or "none"
+            message = (
+                f"Google names no flex_start of {topology.generation} in {zone}, so that it may wait in vain; zones"
+            )
+            yield Issue(f"{message} that have it: {others}", key, "warning")
 
 
 @check("plane", "error", "tpu.plane", "tpu.accelerator_type", "tpu.machine_type", "tpu.max_run_hours",

@@ -248,9 +248,26 @@ TPU_API = ("tpu=v6e_8", "tpu.plane=tpu_api")
     ("overrides", "start"),
     [
         (["tpu.zone=us-central1-b"], "warning tpu.zone: us-central1-b has no v5e; zones that have it: asia-east1-a"),
-        (["tpu.zone=us-central1-z"], "warning tpu.zone: us-central1-z has no v5e"),  # the region is known
+        (["tpu.zone=us-central1-z"], "warning tpu.zone: slipway does not know us-central1-z (conf/tpu_types.yaml)"),
+        (["tpu.zone=us-moon1-a"], "warning tpu.zone: slipway does not know us-moon1-a"),  # other checks see its region
+        (["cloud=local", "tpu.zone=us-central1-ai9z"], "warning tpu.zone: slipway does not know us-central1-ai9z"),
+        (["tpu.fallback_zones=[us-east5-z]"], "warning tpu.fallback_zones: slipway does not know us-east5-z"),
         (["tpu.fallback_zones=[us-central1-b]"], "warning tpu.fallback_zones: us-central1-b has no v5e"),
-        (["tpu.zone=us-moon1-a"], "error tpu.zone: us-moon1-a has no v5e"),
+        (["tpu.zone=us-moon1-a"], "error network.cidr: conf/regions.yaml has no range for us-moon1"),
+        (
+            ["tpu=v6e_8", "tpu.zone=us-east1-d", "tpu.capacity=[spot,flex_start]"],
+            "warning tpu.zone: Google names no flex_start of v6e in us-east1-d, so that it may wait in vain; zones "
+            "that have it: asia-northeast1-b, ",
+        ),
+        (
+            ["tpu.zone=us-west4-a", "tpu.fallback_zones=[us-west4-b]", "tpu.capacity=flex_start"],
+            "warning tpu.fallback_zones: Google names no flex_start of v5e in us-west4-b",
+        ),
+        (["tpu=tpu7x_16", "tpu.capacity=flex_start"], "warning tpu.zone: Google names no flex_start of tpu7x in us-c"),
+        (
+            ["tpu=v4_8", "tpu.capacity=flex_start"],
+            "warning tpu.zone: Google names no flex_start of v4 in us-central2-b",
+        ),
         (["cloud=local", "tpu.zone=us-central1-b"], "error tpu.zone: us-central1-b has no v5e"),
         (["tpu.accelerator_type=tpu7x-8", "tpu.plane=tpu_api"], "error tpu.plane: the TPU API has no tpu7x; set it to"),
         (["tpu.plane=compute_engine"], "error tpu.plane: Compute Engine has no v5e; set it to auto or tpu_api"),
@@ -289,6 +306,8 @@ def test_a_slice_that_google_refuses_names_its_key(overrides: list[str], start: 
         ["tpu.capacity=[on_demand,spot]", "tpu.fallback_zones=[us-east1-b]", "cloud.bucket_location=us"],
         ["tpu.capacity=reserved", "tpu.reservation=mine"],
         ["tpu.capacity=preemptible"],
+        ["tpu.capacity=flex_start", "tpu.zone=us-west4-a"],
+        ["tpu=v6e_8", "tpu.capacity=flex_start", "tpu.zone=us-east5-b"],
         ["tpu=v6e_8", "tpu.data_disk_gb=100"],
         ["tpu=v4_64", "tpu.adopt=true", "tpu.name=stable-1"],
     ],
