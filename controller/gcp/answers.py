@@ -95,8 +95,8 @@ class OperationFailedError(GoogleError):
     """An operation that was accepted and then failed; `status` is 0."""
 
 
-OPERATION_SECONDS = 1200.0
-"""How long any operation may take that is waited for without a limit of its own."""
+OPERATION_SECONDS = 2400.0
+"""How long any operation may take without a limit of its own; a group's deletion took half an hour (kubernetes 76492)."""
 
 
 def wait_compute(caller: Caller, operation: dict[str, Any], seconds: float | None = None) -> None:

@@ -41,8 +41,11 @@ RECORDED_PARAMETERS = frozenset(
     {"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"}
 )
 """Request parameters that name the resource. No other parameter is logged."""
-PROPAGATION_SECONDS = 420.0
-"""How long IAM may take to show a change everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
+PROPAGATION_SECONDS = 480.0
+"""How long IAM may take to show a change everywhere, and an API that it is on.
+
+Seven minutes "or longer": https://cloud.google.com/iam/docs/access-change-propagation.
+"""
 PRECONDITION = re.compile(r"if\w*match|etag|\w*fingerprint", re.IGNORECASE)
 """Parameters, and fields of a body or of its policy, with which a request states what it expects to be there."""
 WRITER = "slipway-write"

@@ -17,12 +17,14 @@ from conf.strict_json import dumps, loads
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.json_documents import Document, FormatError
-from controller.gcp.answers import parse_timestamp
+from controller.gcp.answers import OPERATION_SECONDS, parse_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
-from controller.resources.pod.provisioner import DELETE_SECONDS, SliceStatus, claim_name, state_text
+from controller.resources.pod.provisioner import SliceStatus, claim_name, state_text
 
-PROVISIONING_SECONDS = 120.0
-"""Wait for a request that Google does not delete because it is PROVISIONING; that may last for hours."""
+PROVISIONING_SECONDS = 1800.0
+"""Wait for a request that Google does not delete because it is PROVISIONING: minutes as a rule, at times hours."""
+HURRIED_SECONDS = 120.0
+"""The same where something else is billed meanwhile, or cannot be asked for."""
 DELETION_PENDING = (
     "{} is {}, and Google does not delete it yet{}. Its deletion is on record: the next `slipway` up, status, down or "
     "orphans tries again"
@@ -90,8 +92,11 @@ def delete_slice(
     look: Callable[[], SliceStatus | None],
     delete: Callable[[], bool],
     is_recorded: bool,
+    is_hurried: bool,
 ) -> None:
     """Delete a slice, or a request for one, and wait until it is gone. What Google refuses goes on record.
+
+    A request in PROVISIONING does so at once, since this may be interrupted before there is a pod to delete.
 
     Args:
         context: the run's context.
@@ -101,35 +106,48 @@ def delete_slice(
         look: returns what is there.
         delete: sends the request and waits; returns whether it could see that the operation is done.
         is_recorded: the deletion is on record already, so one attempt is enough.
+        is_hurried: something else is billed meanwhile, or cannot be asked for.
 
     Raises:
         DeletionPendingError: Google does not delete it yet.
         GoogleError: Google refuses for a reason that does not pass by itself.
     """
-    late = context.clock.deadline(0.0 if is_recorded else DELETE_SECONDS)
-    give_up = context.clock.deadline(0.0 if is_recorded else PROVISIONING_SECONDS)
+    late = context.clock.deadline(0.0 if is_recorded else OPERATION_SECONDS)
+    patience = min(PROVISIONING_SECONDS, HURRIED_SECONDS) if is_hurried else PROVISIONING_SECONDS
+    give_up = context.clock.deadline(0.0 if is_recorded else patience)
+    early: PendingDeletion | None = None
     while (found := look()) is not None:
         refusal, is_done = None, False
         try:
             is_done = found.state != "DELETING" and delete()
         except GoogleError as error:
             if error.is_gone:
-                return
+                break
             refusal = error
         may_pass = refusal is None or refusal.is_not_now or (refusal.status == 400 and found.pending)
         gives_up = not may_pass or (give_up() if found.state == "PROVISIONING" else late())
         if (is_done or gives_up) and look() is None:
-            return
+            break
         if gives_up:
-            pending = _pending(context, found, provisioner)
-            if not is_recorded:
+            pending = early or _pending(context, found, provisioner)
+            if not is_recorded and early is None:
                 record_deletion(context, pending)
             if refusal is not None and not may_pass:
                 context.events.note(f"node/{name}", f"{pending}: its deletion is on record")
                 raise refusal
             why = "" if refusal is None else f" ({refusal.message})"
             raise DeletionPendingError(DELETION_PENDING.format(pending, state_text(found.state), why)) from refusal
+        if refusal is not None and found.state == "PROVISIONING" and early is None:
+            early = _pending(context, found, provisioner)
+            record_deletion(context, early)
+            words = f"{early} is provisioning, and Google deletes it afterwards; waiting, for at most"
+            context.events.note(f"node/{name}", f"{words} {patience / 60:g} minutes. Its deletion is on record")
         context.clock.sleep(context.poll_seconds)
+    if early is not None:
+        notes: list[str] = []
+        forget_deletion(context, early, [context.bucket] if context.bucket else [], notes)
+        for note in notes:
+            context.events.note(f"node/{name}", note)
 
 
 def _pending(context: Context, found: SliceStatus, provisioner: str) -> PendingDeletion:

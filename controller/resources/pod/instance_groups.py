@@ -60,12 +60,17 @@ class InstanceProvisioner:
         seconds = self.create_seconds + (MAX_VALID_SECONDS if place.capacity == "flex_start" else 0)
         return poll_compute(context, context.google.change_pod(API, "instances.insert", body=body, **where), seconds)
 
-    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+    def delete(
+        self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
+    ) -> None:
         def delete() -> bool:
             change(context, "instances.delete", zone=zone, instance=name)
             return True
 
-        delete_slice(context, name, zone, "instance", lambda: self.observe(context, name, zone), delete, is_recorded)
+        def look() -> SliceStatus | None:
+            return self.observe(context, name, zone)
+
+        delete_slice(context, name, zone, "instance", look, delete, is_recorded, is_hurried)
 
 
 PARTS: Mapping[str, str] = {"regionInstanceTemplates": "instanceTemplate", "resourcePolicies": "resourcePolicy"}
@@ -122,14 +127,19 @@ class GroupProvisioner:
                     self.delete(context, name, place.zone)
             raise
 
-    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+    def delete(
+        self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
+    ) -> None:
         """Delete the group with its VMs, then its template and policy, unless a group in another zone uses them."""
 
         def delete() -> bool:
             change(context, "instanceGroupManagers.delete", zone=zone, instanceGroupManager=name)
             return True
 
-        delete_slice(context, name, zone, "mig", lambda: self._group(context, name, zone), delete, is_recorded)
+        def look() -> SliceStatus | None:
+            return self._group(context, name, zone)
+
+        delete_slice(context, name, zone, "mig", look, delete, is_recorded, is_hurried)
         region = zone.rpartition("-")[0]
         for collection in PARTS:
             for part in _parts_of(context, collection, name, region):

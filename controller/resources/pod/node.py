@@ -11,14 +11,13 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.core.text import plural
-from controller.gcp.answers import TAG
+from controller.gcp.answers import OPERATION_SECONDS, TAG
 from controller.gcp.google_errors import GoogleError
 from controller.reconcile import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod.capacity_log import record_echo, recorded_echo
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of, provisioners_of, waits_in_queue
 from controller.resources.pod.provisioner import (
-    DELETE_SECONDS,
     NOT_OBSERVED,
     WAITING_STATES,
     DataDisk,
@@ -162,7 +161,7 @@ class Node(Resource):
         mine = self.adopt or self._is_managed(status)
         if status.pending and mine and not self._is_to_be_searched(context, found):
             if status.state == "DELETING":
-                return Pending("deleting", DELETE_SECONDS, _DELETION_PENDING_HINT)
+                return Pending("deleting", OPERATION_SECONDS, _DELETION_PENDING_HINT)
             return Pending(_waiting_words(status))
         seen = replace(self, status=status, surplus=tuple(found[1:]) if status.is_ready else ())
         differs = status.is_ready and self._is_managed(status) and self.diff(seen).action == "replace"

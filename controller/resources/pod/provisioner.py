@@ -137,8 +137,6 @@ def _path(context: Context, name: str, zone: str) -> dict[str, str]:
 WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 """States of a queued request without capacity yet; Google uses the last two for the same thing."""
 REPAIR_STATES = frozenset({"REPAIRING", "REIMAGING", "RESTARTING"})
-DELETE_SECONDS = 900.0
-"""How long a deletion may take."""
 IsAnswered = Callable[[], bool]
 """Whether Google has answered a request; raises GoogleError on a refusal. Does not wait."""
 ProvisionerName = str
@@ -360,10 +358,13 @@ class Provisioner(Protocol):
         """
         ...
 
-    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+    def delete(
+        self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
+    ) -> None:
         """Delete it; no error if it is gone already.
 
-        With `is_recorded`, its deletion is on record already: one attempt is enough while Google refuses.
+        With `is_recorded`, its deletion is on record already: one attempt is enough while Google refuses. With
+        `is_hurried`, something else is billed meanwhile, or cannot be asked for.
 
         Raises:
             DeletionPendingError: Google does not delete it yet. Its deletion is on record then.

@@ -222,7 +222,7 @@ class Ask:
     def _delete(self) -> None:
         """Delete what a request left. One that Google does not delete yet is on record: the search goes on."""
         try:
-            self.maker.delete(self.context, self.name, self.place.zone)
+            self.maker.delete(self.context, self.name, self.place.zone, is_hurried=True)
         except DeletionPendingError as error:
             self.context.events.note(self.subject, str(error))
 

@@ -80,7 +80,7 @@ class Slices:
                 if condition(status):
                     if why == SURPLUS:
                         record_end(context, self.name, status, why)
-                    provisioner.delete(context, self.name, zone)
+                    provisioner.delete(context, self.name, zone, is_hurried=why == SURPLUS)
                     record_end(context, self.name, status, why)
                     deleted = True
         if surely and not deleted:

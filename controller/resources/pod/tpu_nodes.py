@@ -6,6 +6,7 @@ keeps its name until it is deleted, even after it has expired, failed or lost it
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from controller.context import Context
@@ -23,7 +24,6 @@ from controller.gcp.answers import (
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.deletions import delete_slice
 from controller.resources.pod.provisioner import (
-    DELETE_SECONDS,
     STARTUP_SCRIPT,
     WAITING_STATES,
     Endpoint,
@@ -70,14 +70,19 @@ class NodeProvisioner:
         response = poll_rpc(context, API, operation, method, self.create_seconds)
         return lambda: response() is not None
 
-    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+    def delete(
+        self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
+    ) -> None:
         def delete() -> bool:
             return wait_deleted(context, _call(context, "delete", name, zone))
 
-        delete_slice(context, name, zone, "node", lambda: self.observe(context, name, zone), delete, is_recorded)
+        def look() -> SliceStatus | None:
+            return self.observe(context, name, zone)
+
+        delete_slice(context, name, zone, "node", look, delete, is_recorded, is_hurried)
 
 
-def wait_done(context: Context, operation: dict[str, Any], seconds: float) -> None:
+def wait_done(context: Context, operation: dict[str, Any], seconds: float | None = None) -> None:
     """Wait for an operation of the TPU API. Raises OperationFailedError."""
     wait_rpc(context, API, operation, "projects.locations.operations.get", seconds)
 
@@ -89,7 +94,7 @@ def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
         OperationFailedError: Google did not delete it.
     """
     try:
-        wait_done(context, operation, DELETE_SECONDS)
+        wait_done(context, operation)
     except OperationFailedError:
         raise
     except GoogleError as error:
@@ -241,13 +246,16 @@ class QueuedProvisioner:
         response = poll_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
         return lambda: response() is not None
 
-    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+    def delete(
+        self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
+    ) -> None:
         """Delete the request, then a node that has outlived it."""
 
         def look() -> SliceStatus | None:
             return self.observe(context, name, zone)
 
-        delete_slice(context, name, zone, "queued", look, lambda: self._delete(context, name, zone), is_recorded)
+        delete = partial(self._delete, context, name, zone)
+        delete_slice(context, name, zone, "queued", look, delete, is_recorded, is_hurried)
         NodeProvisioner(self.create_seconds).delete(context, name, zone, is_recorded=is_recorded)
 
     def _delete(self, context: Context, name: str, zone: str) -> bool:

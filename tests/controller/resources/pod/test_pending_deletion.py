@@ -88,6 +88,25 @@ def test_the_search_goes_on_and_the_next_verb_deletes_the_request(project: Emula
     made.down()
 
 
+def test_down_waits_for_a_request_in_provisioning_which_is_on_record_meanwhile(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most are made within minutes, and would be billed with nobody there."""
+    monkeypatch.undo()
+    made, seen, sleep = requested(project), list[str](), project.context.clock.sleep
+
+    def let_go_once(seconds: float) -> None:
+        if not seen and objects(project):
+            seen.extend(objects(project))
+            project.cloud.call_ok("DELETE", "emulator/faults")
+        sleep(seconds)
+
+    monkeypatch.setattr(project.context.clock, "sleep", let_go_once)
+    made.down()
+    assert "waiting, for at most 30 minutes. Its deletion is on record" in made.notes
+    assert (len(seen), made.leftovers(), made.machines(), objects(project)) == (1, [], [], [])
+
+
 @pytest.mark.parametrize("lost", ["nothing", "the bucket", "the laptop"])
 def test_down_says_so_and_nothing_is_lost(project: EmulatedProject, lost: str) -> None:
     made = requested(project)

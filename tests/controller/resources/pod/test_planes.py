@@ -116,7 +116,7 @@ def test_a_plane_that_google_does_not_show_for_a_while_may_have_the_pod(project:
     assert first.pod_seen(project.context).is_usable
     hide(1.0)
     assert made.up().status.uid == first.status.uid
-    assert "none is created before they are seen, or 7 minutes are over" in made.notes
+    assert "none is created before they are seen, or 8 minutes are over" in made.notes
     assert (len(made.creation_requests()), made.machines()) == (1, [])
     assert project.context.refused_since == {}
     made.down()
@@ -276,7 +276,9 @@ class Toy:
         more: Any = {"uid": "7", "created": 1.0, "labels": tuple(LABEL.items())}
         self.held[name, place.zone] = SliceStatus(spec=spec, place=place, state="READY", name=name, **more)
 
-    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+    def delete(
+        self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
+    ) -> None:
         self.held.pop((name, zone), None)
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:

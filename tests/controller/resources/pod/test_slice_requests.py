@@ -96,7 +96,9 @@ class Scripted:
             endpoints=(Endpoint(0, "10.0.0.1", None),) if self.has_vms and age >= self.waits else (),
         )  # fmt: skip
 
-    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+    def delete(
+        self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
+    ) -> None:
         self._fail()
         if self.cannot_delete:
             raise DeletionPendingError("not now")
