@@ -138,7 +138,10 @@ class LocalCloud(GcpCloud):
 
     kind: Literal["local"]  # pyright: ignore[reportIncompatibleVariableOverride]
     port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud. 0: any free port.")
-    operation_seconds: float = Field(ge=0, description="Duration of an emulated operation, in seconds.")
+    operation_seconds: float = Field(
+        ge=0,
+        description="Pace of what takes time: 30 is Google's, 0.5 a sixtieth of it, 0 neither delays nor limits on rates.",
+    )
     caller_roles: tuple[Role, ...] = Field(
         description="Your own roles in the emulated project, e.g. [roles/editor], to see what they allow."
     )

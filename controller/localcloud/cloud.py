@@ -88,7 +88,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     """Build all components of a cloud; a stop request sets `stopped`."""
     catalog, faults, policies = load_catalog(), Faults(store), Policies(store, settings)
     operations, networks = Operations(store, settings), Networks(store, catalog)
-    quotas = Quotas(store, catalog, lambda: settings.quotas)
+    quotas = Quotas(store, catalog, lambda: settings.quotas, lambda: settings.delay("usage of quotas"))
     workers = EmulatedWorkers(store, networks, faults, state, url, token, settings)
     root = f"{url}compute/v1/"
     shared: dict[str, Any] = vars(

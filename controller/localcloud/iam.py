@@ -112,8 +112,6 @@ PROJECT_RESOURCE = f"projects/{PROJECT}"
 _MEMBER = re.compile(
     r"(allUsers|allAuthenticatedUsers|(user|serviceAccount|group|domain|project(?:Owner|Editor|Viewer)|deleted:\w+):\S+)"
 )
-_OPERATIONS_UNTIL_EFFECTIVE = 10
-"""Google says typically two minutes, up to seven: https://cloud.google.com/iam/docs/access-change-propagation."""
 
 
 class Policies:
@@ -173,7 +171,7 @@ class Policies:
             "bindings": bindings,
         }
         stored = changed
-        if delay := self._settings.delay(_OPERATIONS_UNTIL_EFFECTIVE):
+        if delay := self._settings.delay("role", resource):
             stored = {**changed, "former": self.effective_bindings(resource), "effectiveAt": time.time() + delay}
         self._store.put("policy", resource, stored)
         return changed

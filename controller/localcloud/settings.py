@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.localcloud.apis.quotas import check_limits
+from controller.localcloud.delays import DELAYS, FIELD_PACE
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Store
 
@@ -22,6 +23,7 @@ class Settings:
     """Current values, kept in the store. Components hold this object and read a value when they need it.
 
     Attributes:
+        operation_seconds: the pace of all delays; see `delays.py`.
         caller_roles: roles of the user on the laptop, inherited from a folder: the project's policy does not show them.
         token_seconds: lifetime of an access token.
         quotas: the limits that differ from those in quotas.py, by the name of the quota.
@@ -45,9 +47,15 @@ class Settings:
         """Return whether Google's refusals and delays are emulated that a tool only finds in the way."""
         return self.realism == STRICT
 
-    def delay(self, operations: float) -> float:
-        """Return the seconds that a change takes to show everywhere, given as a number of operations."""
-        return operations * self.operation_seconds if self.is_strict else 0.0
+    @property
+    def has_limits(self) -> bool:
+        """Return whether requests can be too many; they cannot where everything takes no time."""
+        return self.is_strict and self.operation_seconds > 0
+
+    def delay(self, kind: str, name: str = "") -> float:
+        """Return the seconds that something takes at the current pace; `name` tells it from others of its kind."""
+        row = DELAYS[kind]
+        return 0.0 if row.is_lag and not self.is_strict else row.seconds(name) * self.operation_seconds / FIELD_PACE
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _DEFAULTS}

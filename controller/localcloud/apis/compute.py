@@ -124,11 +124,17 @@ class Compute(Service):
         self.store.put(COMPUTE_KIND, path, resource)
 
     def begin(
-        self, call: ApiCall, verb: str, path: str, effect: str | None = None, collection: Collection = INSTANCES
+        self,
+        call: ApiCall,
+        verb: str,
+        path: str,
+        effect: str | None = None,
+        collection: Collection = INSTANCES,
+        delay: str = "",
     ) -> Document:
         """Begin an operation in the zone of a call, or where it has its collection; return it as the API shows it."""
         longer = (self.faults.take("open_operation", verb=verb) or {"seconds": 0.0})["seconds"]
-        operation = self.operations.begin(collection.parent(call), verb, path, effect, seconds=longer)
+        operation = self.operations.begin(collection.parent(call), verb, path, effect, seconds=longer, delay=delay)
         if collection.plural == "firewalls":
             self.workers.schedule_settle()
         return self._render_operation(operation)

@@ -10,9 +10,11 @@ from controller.localcloud.apis.networks import check_attached
 from controller.localcloud.apis.operations import Effect, as_longrunning
 from controller.localcloud.apis.quotas import state_document
 from controller.localcloud.apis.service import Service
+from controller.localcloud.delays import LARGE_SLICE_VMS
 from controller.localcloud.http.call import (
     DEFAULT_ACCOUNT,
     PROJECT,
+    PROJECT_NUMBER,
     ApiCall,
     as_proto,
     check_project,
@@ -26,8 +28,6 @@ from controller.localcloud.store import Document
 
 _PATCHABLE = ("description", "labels", "metadata", "tags")
 _TPU_PORT = 8470
-_IN_USE_OPERATIONS = 2.0
-"""Operations for which the network of a deleted node cannot be deleted."""
 
 
 @dataclass(eq=False)
@@ -92,6 +92,13 @@ class Nodes(Service):
             node["queuedResource"] = queued
         self.store.put("node", name, node)
         return node
+
+    def check_agent(self) -> None:
+        """Raise ApiError 403 while the account with which Google makes VMs in the project is not seen everywhere."""
+        if time.time() < (self.store.get("service", "tpu.googleapis.com") or {}).get("agentAt", 0.0):
+            agent = f"service-{PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"
+            denied = "Cloud TPU got permission denied when trying to access the customer project."
+            raise ApiError(403, f"{denied} Make sure that the IAM account '{agent}' has the 'TPU Service Agent' role.")
 
     def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
         """Return the accelerator type of a node; raise ApiError 400 if it or the runtime version is unknown."""
@@ -158,7 +165,7 @@ class Nodes(Service):
             self.store.delete("boot", name)
             self.store.delete("notice", node["id"])
             self.networks.keep_in_use(
-                name, node["networkConfig"], time.time() + self.settings.delay(_IN_USE_OPERATIONS)
+                name, node["networkConfig"], time.time() + self.settings.delay("end of use", name)
             )
 
     async def preempt(self, uids: Collection[str]) -> None:
@@ -171,7 +178,7 @@ class Nodes(Service):
                 self.store.delete("boot", name)
                 if queued := self.store.get("queued", node.get("queuedResource", "")):
                     self.store.put("queued", queued["name"], {**queued, "state": state_document("SUSPENDING")})
-                    self.operations.begin(name.rpartition("/nodes/")[0], "suspend", queued["name"], "queued.provision")
+                    self._begin_suspension(queued["name"])
         for _, node in taken:
             await self.workers.halt(node["id"])
 
@@ -186,9 +193,18 @@ class Nodes(Service):
         zone, tier = location.rpartition("/")[2], self.capacity_tier(call.body)
         self.faults.refuse_creation("request", zone, tier, call.body.get("acceleratorType", ""))
         call.require_account((call.body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT)
+        self.check_agent()
         self.quotas.check_tpus(zone, [self.accelerator(location, call.body)], tier)
         node = self.add(location, call.required("nodeId"), call.body)
-        return self._begin(call, "create", node["name"], "node.ready")
+        kind = self._kind_of_creation(location, node)
+        return as_longrunning(self.operations.begin(location, "create", node["name"], "node.ready", delay=kind))
+
+    def creation_seconds(self, location: str, node_id: str, body: Mapping[str, Any]) -> float:
+        return self.settings.delay(self._kind_of_creation(location, body), f"{location}/nodes/{node_id}")
+
+    def _kind_of_creation(self, location: str, body: Mapping[str, Any]) -> str:
+        is_large = self.accelerator(location, body).vms >= LARGE_SLICE_VMS
+        return "create large nodes" if is_large else "create nodes"
 
     def _begin(
         self, call: ApiCall, verb: str, name: str, effect: str | None = None, before: Document | None = None
@@ -242,9 +258,11 @@ class Nodes(Service):
         of_request = [node for _, node in self.store.items("node") if node.get("queuedResource") == queued_name]
         if queued and queued["state"]["state"] == "ACTIVE" and all(node["state"] == "DELETING" for node in of_request):
             self.store.put("queued", queued_name, {**queued, "state": state_document("SUSPENDING", "USER")})
-            self.operations.begin(
-                queued_name.partition("/queuedResources/")[0], "suspend", queued_name, "queued.provision"
-            )
+            self._begin_suspension(queued_name)
+
+    def _begin_suspension(self, queued: str) -> None:
+        location = queued.partition("/queuedResources/")[0]
+        self.operations.begin(location, "suspend", queued, "queued.provision", delay="suspension")
 
     def _patch(self, call: ApiCall) -> Document:
         name = self._name(call)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from controller.localcloud.delays import operation_kind
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.http.errors import ApiError, internal_error
 from controller.localcloud.settings import Settings
@@ -50,11 +51,12 @@ class Operations:
         effect: str | None = None,
         before: tuple[str, Document] | None = None,
         seconds: float = 0.0,
+        delay: str = "",
     ) -> Document:
         """Start an operation on `target` and return its document; `effect` runs when it ends.
 
         `before` is the target's kind and previous document, restored if a bug of the emulator makes the effect fail.
-        `seconds`: how much longer than others it takes.
+        `seconds`: how much longer than others it takes. `delay`: its row of the delays, if not that of its verb.
         """
         now = time.time()
         number = self._store.next_number("operation", 10**6)
@@ -66,7 +68,7 @@ class Operations:
             "effect": effect,
             "before": before,
             "created": now,
-            "due": now + self._settings.operation_seconds + seconds,
+            "due": now + self._settings.delay(delay or operation_kind(verb, target), target) + seconds,
             "done": False,
         }
         self._store.put("operation", operation["name"], operation)

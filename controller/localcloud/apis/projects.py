@@ -28,8 +28,6 @@ ENABLED_BY_DEFAULT = frozenset({"logging", "monitoring", "serviceusage", "storag
 """Those of our APIs that a new project has: https://cloud.google.com/service-usage/docs/enabled-service#default."""
 _WITHOUT_SERVICE = frozenset({"oauth2", "serviceusage"})
 """oauth2 is no service of a project, and no project can do without serviceusage."""
-_FLAPPING_OPERATIONS = 2.5
-"""Counted from the request to enable it, whose own operation takes one."""
 _APIS = (
     "artifactregistry billingbudgets cloudbilling cloudresourcemanager compute iam iap logging monitoring "
     "oslogin secretmanager serviceusage storage tpu"
@@ -56,9 +54,12 @@ class EnabledApis:
 
     def set_enabled(self, service: str, enabled: bool) -> None:
         fresh = enabled and not self.is_enabled(service)
-        former = self._store.get("service", service) or {}
-        steady = time.time() + self._settings.delay(_FLAPPING_OPERATIONS) if fresh else former.get("steadyAt", 0.0)
-        self._store.put("service", service, {"state": "ENABLED" if enabled else "DISABLED", "steadyAt": steady})
+        times = self._store.get("service", service) or {"steadyAt": 0.0, "agentAt": 0.0}
+        if fresh:
+            now = time.time()
+            times |= {"steadyAt": now + self._settings.delay("new API", service)}
+            times |= {"agentAt": now + self._settings.delay("service agent", service)}
+        self._store.put("service", service, {**times, "state": "ENABLED" if enabled else "DISABLED"})
 
     def check(self, api: str) -> None:
         """Raise ApiError 403 for a disabled API. One just enabled refuses every other request: frontends differ."""
@@ -178,7 +179,8 @@ class Projects(Service):
             raise ApiError(409, f"Service account {account_id} already exists within project {PROJECT_RESOURCE}.")
         number = str(self.store.next_number("account", FIRST_ACCOUNT_ID))
         account = {**call.body.get("serviceAccount", {}), **_identity(email, number)}
-        self.store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self.settings.delay(1)})
+        visible = time.time() + self.settings.delay("service account", email)
+        self.store.put("serviceAccount", email, {**account, "visibleAt": visible})
         return account
 
     def _accounts(self) -> dict[str, Document]:

@@ -57,12 +57,13 @@ class QueuedResources(Service):
         wanted = [body for _, body in requested_nodes({**call.body, "name": name})]
         zone, tier = location.rpartition("/")[2], capacity_tier(call.body)
         self.faults.refuse_creation("request", zone, tier, wanted[0].get("acceleratorType", ""))
+        self.nodes.check_agent()
         self.quotas.check_tpus(zone, [self.nodes.accelerator(location, node) for node in wanted], tier)
         # ACCEPTED is a former name of this state: https://cloud.google.com/tpu/docs/queued-resources
         state = state_document("WAITING_FOR_RESOURCES")
         queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": state}
         self.store.put("queued", name, queued)
-        self.operations.begin(location, "provision", name, "queued.provision")
+        self.operations.begin(location, "provision", name, "queued.provision", delay="queue")
         return as_longrunning(self.operations.begin(location, "create", name))
 
     async def _provision(self, name: str) -> float | None:
@@ -74,23 +75,24 @@ class QueuedResources(Service):
         if state == "SUSPENDING":
             nodes = [self.store.get("node", node) for node in self._live_nodes(name)]
             if any(node and node["state"] == "DELETING" for node in nodes):
-                return max(self.settings.operation_seconds, 0.05)
+                return self._look_again()
             return self._end_suspension(queued)
         if state == "PROVISIONING":
             if time.time() < (self.store.get("queuedHold", name) or {}).get("until", 0.0):
-                return max(self.settings.operation_seconds, 0.05)
+                return self._look_again()
             return await self._create_nodes(queued)
         if _is_expired(queued):
             expired = ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED")
             return self._fail(queued, expired.rpc_status())
         if not self._has_capacity(queued):
-            return max(self.settings.operation_seconds, 0.05)
+            return self._look_again()
         if end := self.faults.take("queued"):
             if end["state"] != "PROVISIONING":
                 return self._suspend(queued, ApiError(500, end["message"]) if end["state"] == "FAILED" else None)
             self.store.put("queuedHold", name, {"until": time.time() + end["seconds"]})
         self._set_state(queued, "PROVISIONING")
-        return self.settings.delay(0.5)
+        location, wanted = name.partition("/queuedResources/")[0], requested_nodes(queued)
+        return max(self.nodes.creation_seconds(location, node_id, body) for node_id, body in wanted)
 
     def _has_capacity(self, queued: Document) -> bool:
         """Return whether a request may leave the queue: it waits there until the capacity is free.
@@ -126,7 +128,7 @@ class QueuedResources(Service):
             if not waiting:
                 return self._suspend(queued, refusal)
             self._set_state(queued, "WAITING_FOR_RESOURCES")
-            return max(self.settings.operation_seconds, 0.05)
+            return self._look_again()
         self._set_state(queued, "ACTIVE")
         return None
 
@@ -134,7 +136,10 @@ class QueuedResources(Service):
         """Start to take back a request that ends SUSPENDED, or FAILED if there is an error."""
         self.store.put("queuedRefusal", queued["name"], why.rpc_status() if why else {})
         self._set_state(queued, "SUSPENDING")
-        return self.settings.delay(0.5)
+        return self.settings.delay("suspension", queued["name"])
+
+    def _look_again(self) -> float:
+        return max(self.settings.delay("another look for capacity"), 0.05)
 
     def _end_suspension(self, queued: Document) -> None:
         why = self.store.get("queuedRefusal", queued["name"])

@@ -3,9 +3,10 @@
 Words of the refusals: field reports, e.g. https://github.com/AI-Hypercomputer/xpk/issues.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from controller.localcloud.apis.catalog import FAMILIES, MACHINES, AcceleratorType, Catalog, cpus_of, zones_of
@@ -112,11 +113,19 @@ def check_limits(limits: object) -> None:
 
 @dataclass(frozen=True)
 class Quotas:
-    """Limits and use of every quota; `overrides` returns the limits that differ from those above."""
+    """Limits and use of every quota.
+
+    Attributes:
+        overrides: returns the limits that differ from those above.
+        lag: returns for how many seconds the usage of a region is shown as it was.
+    """
 
     store: Store
     catalog: Catalog
     overrides: Callable[[], Mapping[str, int]]
+    lag: Callable[[], float] = lambda: 0.0
+    _shown: dict[str, tuple[float, dict[str, int]]] = field(default_factory=dict[str, tuple[float, dict[str, int]]])
+    """By region: the usage that is shown, and since when."""
 
     def _limit(self, name: str) -> int:
         return self.overrides().get(name, {**COMPUTE_LIMITS, **ALL_REGIONS}.get(name, TPU_LIMIT))
@@ -125,7 +134,10 @@ class Quotas:
 
     def compute_quotas(self, region: str) -> list[Document]:
         """Return `quotas` of a region as `regions.get` shows them."""
-        usage = self._compute_usage(region)
+        since, usage = self._shown.get(region, (0.0, {}))
+        if not since <= time.time() < since + self.lag():
+            usage = self._compute_usage(region)
+            self._shown[region] = time.time(), usage
         return [
             {"metric": name, "limit": float(self._limit(name)), "usage": float(used)} for name, used in usage.items()
         ]

@@ -36,7 +36,6 @@ from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorize
 
 _SSH_PORT = 2222
 _LAST_HOST = 254
-_PUBLISHING_OPERATIONS = 0.8
 
 
 class EmulatedWorkers:
@@ -93,9 +92,7 @@ class EmulatedWorkers:
         workers = self.vms.workers_of(uid)
         with self._store.transaction():
             for index in range(len(workers), count):
-                workers.append(
-                    self._create(uid, index, kind.devices, published=_PUBLISHING_OPERATIONS * (index + 1) / count)
-                )
+                workers.append(self._create(uid, index, kind.devices))
             for worker in workers:
                 fresh = dataclasses.replace(worker, boot_id=str(uuid.uuid4()), boot_time=time.time())
                 self._store.put("worker", worker.name, dataclasses.asdict(fresh))
@@ -182,8 +179,8 @@ class EmulatedWorkers:
         await asyncio.sleep(max(0.0, moment - time.time()))
         await self.settle()
 
-    def _create(self, uid: str, index: int, devices: int, published: float) -> EmulatedWorker:
-        """Create a VM; `published`: the operations until it publishes its guest attributes."""
+    def _create(self, uid: str, index: int, devices: int) -> EmulatedWorker:
+        """Create a VM, which publishes its guest attributes a while later."""
         taken = {worker.address for worker in self._all_workers()}
         # Addresses rotate, so a replaced VM seldom gets its predecessor's (as in the cloud).
         for _ in range(_LAST_HOST):
@@ -194,7 +191,7 @@ class EmulatedWorkers:
             host = address if self._own_addresses else "127.0.0.1"
             port = self._port or _free_port(host)
             worker = EmulatedWorker(uid, index, address, host, port, "", devices)
-            later = time.time() + self._settings.delay(published)
+            later = time.time() + self._settings.delay("guest attributes", worker.name)
             self._store.put("hostkey", worker.name, {**_new_host_key(), "published": later})
             self._store.put("worker", worker.name, dataclasses.asdict(worker))
             return worker

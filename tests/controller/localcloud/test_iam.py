@@ -189,9 +189,11 @@ def test_a_binding_takes_effect_late(iam: Iam, monkeypatch: pytest.MonkeyPatch) 
     assert iam.policies.get(PROJECT_RESOURCE)["bindings"], "a read shows it at once"
     worker, get = iam.judgement("7/0"), "tpu.v2:projects.locations.nodes.get"
     assert call(worker, get) is not None
-    now.return_value = 1004.9
+    takes = iam.settings.delay("role", PROJECT_RESOURCE)
+    assert 1 <= takes <= 7, "a sixtieth of what it takes at Google"
+    now.return_value = 999.9 + takes
     assert call(worker, get) is not None
-    now.return_value = 1005.0
+    now.return_value = 1000.0 + takes
     assert call(worker, get) is None
     iam.grant(PROJECT_RESOURCE, f"serviceAccount:{RUNNER}", "roles/tpu.admin")
     assert call(worker, get) is None, "the former roles hold until the new ones do"

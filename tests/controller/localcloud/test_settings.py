@@ -19,13 +19,6 @@ def test_given_values_are_kept_for_the_next_process(tmp_path: Path) -> None:
     assert (again.operation_seconds, again.is_strict) == (0.25, False)
 
 
-def test_delays_scale_with_operations_and_are_off_when_relaxed(tmp_path: Path) -> None:
-    settings = Settings(Store(tmp_path / "state.db"), operation_seconds=0.5)
-    assert settings.delay(4) == 2.0
-    settings.update({"realism": "relaxed"})
-    assert settings.delay(4) == 0.0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

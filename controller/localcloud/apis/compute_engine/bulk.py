@@ -25,8 +25,6 @@ PREEMPTED = "compute.instances.preempted"
 _EXPIRED = "compute.instances.terminateOnMaxRunDuration"
 """Verb of the operation that ends a VM after its max run duration; Google does not document its name."""
 _RUNNING = ("ACTIVATING", "ACTIVE", "ACTIVE_DEGRADED", "INCOMPLETE")
-_SSH_OPERATIONS = 0.4
-"""Operations between RUNNING and an answer of sshd."""
 _POLL_SECONDS = 0.05
 _USED_GB = 8
 """What the image takes of a boot disk."""
@@ -132,7 +130,7 @@ class Slices(Service):
             await self._fail(found, error)
             return None
         self._move(found, "STAGING", "STAGING", waiting=None)
-        return self.settings.operation_seconds
+        return self.settings.delay("staging", found["owner"])
 
     def _waits(self, found: Document) -> bool:
         return self.is_group(found) or found["tier"] == "flex_start"
@@ -142,7 +140,7 @@ class Slices(Service):
         if error:
             progress["error"] = errors_of(error.reason, error.message)
         self.change(found, waiting=progress)
-        return max(self.settings.operation_seconds, _POLL_SECONDS)
+        return max(self.settings.delay("another look for capacity"), _POLL_SECONDS)
 
     async def _boot(self, found: Document) -> float | None:
         """Boot the VMs; they are RUNNING before sshd answers."""
@@ -154,7 +152,7 @@ class Slices(Service):
             return None
         await self._start(found, self.faults.take("slice_creation") if self.is_group(found) else None)
         if self.is_group(found):
-            return self.settings.operation_seconds
+            return self.settings.delay("topology", found["owner"])
         self._ready(found)
         return None
 
@@ -175,7 +173,7 @@ class Slices(Service):
                     _limit_disk(self.workers.home(worker).parent / DISK_FILE, instance)
             longest = self.scheduled_seconds(found, "maxRunDuration")  # counts from each start
             phase, ends = "ACTIVATING" if self.is_group(found) else "ACTIVE", now + longest if longest else None
-            opens = now + self.settings.operation_seconds * _SSH_OPERATIONS
+            opens = now + self.settings.delay("boot to SSH", found["owner"])
             found = self.change(found, phase=phase, opens=opens, failure=failure, error=None, ends=ends)
         self._arm(found)
         await self.workers.settle()

@@ -100,7 +100,7 @@ class Groups(Service):
         operation = self.compute.begin(call, "resize", path)
         if size == 0 and group["targetSize"]:
             self.slices.leave(path)
-            self.compute.begin(call, BULK_INSERT, path, "slice.remove")
+            self.compute.begin(call, BULK_INSERT, path, "slice.remove", delay="delete instanceGroupManagers")
         elif size and not group["targetSize"]:
             self._begin_size(path, changed)
         return operation
@@ -194,7 +194,7 @@ class Groups(Service):
             raise wrong_size(len(members - wanted), len(members))
         self.store.put(COMPUTE_KIND, path, {**group, "targetSize": 0})
         self.slices.leave(path)
-        self.compute.begin(call, BULK_INSERT, path, "slice.remove")
+        self.compute.begin(call, BULK_INSERT, path, "slice.remove", delay="delete instanceGroupManagers")
         return self.compute.begin(call, "deleteInstances", path)
 
     def _instance_group_manager_resize_requests_insert(self, call: ApiCall) -> Document:

@@ -222,7 +222,7 @@ class TpuInstances(Service):
         if found["tier"] == "spot":
             await self.slices.preempt([found["id"]])
         else:
-            await self.slices.restart(found, self.settings.operation_seconds)
+            await self.slices.restart(found, self.settings.delay("maintenance", path))
 
 
 def _with_defaults(scheduling: Mapping[str, Any]) -> Document:

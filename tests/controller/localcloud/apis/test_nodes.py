@@ -6,10 +6,12 @@ from typing import Any
 import asyncssh
 import pytest
 
+from controller.resources.pod.refusals import classify
 from tests.controller.localcloud.harness import (
     LOCATION,
     NODES,
     PROJECT,
+    QUEUED,
     RUNTIME,
     ZONE,
     EmulatedCloud,
@@ -56,6 +58,26 @@ def test_deleting_a_node_that_is_being_made(cloud: EmulatedCloud, net: str) -> N
         creating = cloud.call_ok("POST", f"{NODES}?nodeId=early", cloud.node_body(net))
     cloud.delete(f"{NODES}/early")
     assert cloud.wait_operation(creating)["error"]["code"] == 1  # CANCELLED
+
+
+def test_no_node_is_made_before_the_service_agent_is_seen(cloud: EmulatedCloud, net: str) -> None:
+    """It is made with the API, which itself is refused now and then at that time."""
+    usage = f"serviceusage/v1/{PROJECT}/services/tpu.googleapis.com"
+    spec = {"parent": LOCATION.removeprefix("tpu/v2/"), "nodeId": "agent", "node": cloud.node_body(net)}
+    asked = {f"{NODES}?nodeId=agent": spec["node"], f"{QUEUED}?queuedResourceId=agent": {"tpu": {"nodeSpec": [spec]}}}
+    cloud.call_ok("POST", f"{usage}:disable", {})
+    with cloud.settings(operation_seconds=3600):
+        cloud.call_ok("POST", f"{usage}:enable", {})
+    for path, body in asked.items():
+        said = [cloud.call("POST", path, body)[1]["error"] for _ in range(2)]
+        assert [error["code"] for error in said] == [403, 403]
+        assert len([error for error in said if "has the 'TPU Service Agent' role" in error["message"]]) == 1
+        assert {classify(error["status"], error["message"]) for error in said} == {"propagating", "permission"}
+    cloud.call_ok("POST", f"{usage}:disable", {})
+    with cloud.settings(realism="relaxed"):
+        cloud.call_ok("POST", f"{usage}:enable", {})
+    cloud.create_node("agent", net)
+    cloud.delete(f"{NODES}/agent")
 
 
 @pytest.mark.parametrize(

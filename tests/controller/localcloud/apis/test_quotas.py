@@ -49,6 +49,24 @@ def test_a_project_lists_what_is_enforced(tmp_path: Path) -> None:
     assert {b["dimensions"]["zone"]: b["effectiveLimit"] for b in limit["quotaBuckets"][1:]} == {"us-central2-b": "32"}
 
 
+def test_the_usage_of_a_region_is_shown_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    store = Store(tmp_path / "state.db")
+    mine = Quotas(store, CATALOG, dict, lambda: 60.0)
+
+    def shown() -> float:
+        return next(one["usage"] for one in mine.compute_quotas(REGION) if one["metric"] == "INSTANCES")
+
+    assert shown() == 1
+    store.put("compute", f"projects/slipway-local/zones/{ZONE}/instances/vm", {})
+    now[0] = 1059.0
+    assert shown() == 1
+    assert mine.exhausted_in(REGION) is None
+    now[0] = 1060.0
+    assert shown() == 2
+
+
 def test_compute_engine_has_pools_of_its_own_by_region(tmp_path: Path) -> None:
     mine = Quotas(Store(tmp_path / "state.db"), CATALOG, lambda: {"tpus-per-tpu-family-ct6e": 8})
     listed = {one["metric"]: one["consumerQuotaLimits"][0]["quotaBuckets"] for one in mine.pool_metrics()}

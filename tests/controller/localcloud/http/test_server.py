@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from controller.localcloud.apis.projects import EnabledApis
+from controller.localcloud.delays import DELAYS
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
@@ -105,10 +106,10 @@ def test_an_api_just_enabled_refuses_every_other_request_for_a_moment(
     now = [1000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
     store = Store(tmp_path / "s")
-    apis = EnabledApis(store, Settings(store, operation_seconds=10))
+    apis = EnabledApis(store, Settings(store, operation_seconds=30))
     apis.set_enabled("tpu.googleapis.com", True)
     assert [answers(apis, "tpu") for _ in range(4)] == [False, True, False, True]
-    now[0] += 25
+    now[0] += DELAYS["new API"].most
     apis.set_enabled("tpu.googleapis.com", True)  # it is enabled already
     assert [answers(apis, "tpu") for _ in range(4)] == [True] * 4
     Settings(store, realism="relaxed")
