@@ -96,7 +96,7 @@ class OperationFailedError(GoogleError):
 
 
 OPERATION_SECONDS = 2400.0
-"""How long any operation may take without a limit of its own; a group was deleted in half an hour (kubernetes 76492)."""
+"""How long an operation may take without a limit of its own; a group was deleted in half an hour (kubernetes 76492)."""
 
 
 def wait_compute(caller: Caller, operation: dict[str, Any], seconds: float | None = None) -> None:

@@ -22,14 +22,8 @@ from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event
 from controller.core.json_documents import (
-    DamagedRecordError,
-    checked,
-    dump,
-    load,
-    load_json,
-    replace_file,
-    type_problem,
-)
+    DamagedRecordError, checked, dump, load, load_json, replace_file, type_problem,
+)  # fmt: skip
 from controller.core.text import one_line
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError

@@ -350,8 +350,7 @@ def test_a_command_runs_in_the_environment_of_the_program_without_its_secrets(ru
     run.start("print(1)", env=told, defaults={"PEERS": "a,b", "QUOTED": "no"}, secrets={"TOKEN": "s3cret"})
     run.wait_ended()
     [venv] = (run.worker.root / "venv").iterdir()
-    expected = f"a,b|2|it's\n$HOME|none|{run.folder / 'work'}|{venv}/bin/python"
-    assert enter(run, *SHOW) == expected
+    assert enter(run, *SHOW) == f"a,b|2|it's\n$HOME|none|{run.folder / 'work'}|{venv}/bin/python"
     assert "s3cret" not in (run.folder / "shell.sh").read_text()
     assert "PS1='worker 2:" in (run.folder / "shell.sh").read_text()
 
