@@ -20,10 +20,9 @@ from conf.formats import POD_VARIABLE
 from conf.strict_json import dumps
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
+from controller.core import json_documents
 from controller.core.events import Event
-from controller.core.json_documents import (
-    DamagedRecordError, checked, dump, load, load_json, replace_file, type_problem,
-)  # fmt: skip
+from controller.core.json_documents import DamagedRecordError, checked, dump, load, load_json, type_problem
 from controller.core.text import one_line
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError
@@ -345,7 +344,7 @@ def machine_id(state: Path) -> str:
     file, new = state / "machine", uuid.uuid4().hex[:8]
     if not MACHINE_ID.fullmatch(_text_of(file)):
         with suppress(OSError):
-            replace_file(file, new)
+            json_documents.replace_file(file, new)
     known = _text_of(file)
     return known if MACHINE_ID.fullmatch(known) else new
 
