@@ -162,10 +162,11 @@ def told_workers(homes: list[str]) -> set[int]:
     for home in homes:
         for path in glob.glob(f"{home}/.slipway/worker.json"):  # noqa: PTH207 - see `last_sign`
             try:
-                with open(path, "rb") as file:  # noqa: PTH123
-                    told.add(int(json.loads(file.read(1 << 10))["index"]))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                continue
+                with open(path, "rb", opener=_open_at_once) as file:
+                    index = json.loads(file.read(1 << 10), object_pairs_hook=_object)["index"]
+                told |= {index} if type(index) is int else set()
+            except Exception as error:  # whatever it is, by whoever
+                complain(f"{path}: {error!r:.200}")
     return told
 
 

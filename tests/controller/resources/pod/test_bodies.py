@@ -290,7 +290,14 @@ def test_a_vm_knows_which_worker_it_is_from_the_agents_of_all_users(
         assert told_workers(homes) == (set() if not number else {2})
         note_worker(0 if home == "root" else 2)
         assert told_workers(homes) == told
-    for damage in ("", "{", "[1]", '{"format": 1}', '{"index": "two"}', '{"index": null}', "[" * 999):
+    numbers = (
+        '{"index": 1e999}',
+        '{"index": true}',
+        '{"index": 0.0}',
+        '{"index": 0, "index": 1}',
+        '{"index": ' + "9" * 5000,
+    )
+    for damage in ("", "{", "[1]", '{"format": 1}', '{"index": "two"}', '{"index": null}', "[" * 999, *numbers):
         (tmp_path / "root/.slipway/worker.json").write_text(damage)
         assert told_workers(homes) == {2}, damage
 
