@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controller.agent.transfers import FRESH_VM_SECONDS
-from controller.gcp.answers import DELETE_SECONDS, OPERATION_SECONDS
+from controller.gcp.answers import OPERATION_SECONDS
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.localcloud.delays import DELAYS, FIELD_PACE, OTHER, operation_kind
 from controller.localcloud.settings import Settings
@@ -74,7 +74,7 @@ STARTING_SECONDS = Services(name="apis", apis=()).timeout
 """How long a resource may be pending that sets no time of its own, such as a bastion that starts."""
 CHANGE, DELETE, ROLES = (
     (OPERATION_SECONDS, BUSY_SECONDS),
-    (DELETE_SECONDS,),
+    (OPERATION_SECONDS,),
     (FRESH_VM_SECONDS, bastion_boot.FRESH_SECONDS),
 )
 WAITS: dict[str, tuple[float, ...]] = {
