@@ -43,7 +43,7 @@ def spelled(name: str) -> list[str]:
             unicodedata.normalize("NFD", name)]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", READ_ANYWHERE)
+@pytest.mark.parametrize("name", sorted(READ_ANYWHERE))
 def test_what_tools_find_by_themselves_is_not_written_anywhere(name: str) -> None:
     for spelling in spelled(name):
         for path in (spelling, f"sub/{spelling}", f"a/b/{spelling}"):
@@ -53,7 +53,7 @@ def test_what_tools_find_by_themselves_is_not_written_anywhere(name: str) -> Non
         assert name_problem(f"a/{name}/hooks/x")
 
 
-@pytest.mark.parametrize("name", READ_AT_THE_TOP)
+@pytest.mark.parametrize("name", sorted(READ_AT_THE_TOP))
 def test_what_tools_read_where_they_start_is_not_written_at_the_top(name: str) -> None:
     for spelling in spelled(name):
         assert name_problem(spelling), spelling
