@@ -299,7 +299,7 @@ def test_a_running_program_keeps_the_heartbeat_though_the_watchdog_has_died(
     keep_heartbeat(ended)
     assert (agent_root() / "heartbeat").exists()
     assert kept == [True, True], "and starts it again, at the end too"
-    assert [call.args for call in ended.wait.call_args_list] == [(60.0,), (60.0,)]
+    assert [call.args for call in ended.wait.call_args_list] == [(supervisor.HEARTBEAT_SECONDS,)] * 2
 
 
 @pytest.mark.parametrize(
