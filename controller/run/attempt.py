@@ -30,8 +30,11 @@ from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
 LEAST_SECONDS = 60.0
 """Shortest interval between two orders to a watchdog, and the least by which an order moves the deadline."""
-GRACE_SECONDS = 120.0
-"""Delay that lets a live controller end the run first, in order, before the watchdog deletes the pod."""
+GRACE_SECONDS = 45.0
+"""Delay that lets a live controller end the run first, in order, before the watchdog deletes the pod.
+
+Where the watchdog has died, the dead man's switch follows a minute later: within two minutes of the limit of the run.
+"""
 
 
 class BudgetDeadline:
