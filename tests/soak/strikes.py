@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -31,14 +32,14 @@ LEASES = re.compile(r"/lease\.json$")
 """Objects that Slipway writes and others may spoil; a spoiled result is an error by design."""
 
 
-def processes(world: "World") -> list[tuple[psutil.Process, dict[str, str], str]]:
-    """Return the processes of all workers, with their environment and command line."""
+def processes(cloud: Path) -> list[tuple[psutil.Process, dict[str, str], str]]:
+    """Return the processes of all workers of an emulated cloud, with their environment and command line."""
     found = []
     for pid in psutil.pids():
         with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             environment = process.environ()
-            if environment.get(MARKER, "").startswith(f"{world.cloud.state.resolve()}:"):
+            if environment.get(MARKER, "").startswith(f"{cloud.resolve()}:"):
                 found.append((process, environment, " ".join(process.cmdline())))
     return found
 
@@ -63,20 +64,20 @@ def kill_controller(world: "World", draw: random.Random) -> str:
 
 def kill_guard(name: str) -> Callable[["World", random.Random], str]:
     def kill(world: "World", draw: random.Random) -> str:
-        found = [process for process, _, line in processes(world) if GUARDS[name] in line]
+        found = [process for process, _, line in processes(world.cloud.state) if GUARDS[name] in line]
         return f"killed {count}" if (count := send(found, signal.SIGKILL)) else ""
 
     return kill
 
 
 def kill_program(world: "World", draw: random.Random) -> str:
-    found = [process for process, environment, _ in processes(world) if "SLIPWAY_ATTEMPT" in environment]
+    found = [process for process, environment, _ in processes(world.cloud.state) if "SLIPWAY_ATTEMPT" in environment]
     return "killed" if found and send([draw.choice(found)], signal.SIGKILL) else ""
 
 
 def _a_worker(world: "World", draw: random.Random) -> list[psutil.Process]:
     """All that runs on one worker, whose program has begun."""
-    found = processes(world)
+    found = processes(world.cloud.state)
     workers = sorted({environment[MARKER] for _, environment, _ in found if "SLIPWAY_ATTEMPT" in environment})
     chosen = draw.choice(workers) if workers else None
     return [process for process, environment, _ in found if environment[MARKER] == chosen]
@@ -198,7 +199,7 @@ def second_laptop(*verbs: tuple[str, ...]) -> Callable[["World", random.Random],
 def abandon(world: "World", draw: random.Random) -> str:
     """Kill all controllers and some of what guards the pod, and let its limit pass: it must be gone in two minutes."""
     orders = list((world.cloud.state / "nodes").glob("*/worker-0/home/.slipway/watchdog.json"))
-    if not orders or not any("SLIPWAY_ATTEMPT" in environment for _, environment, _ in processes(world)):
+    if not orders or not any("SLIPWAY_ATTEMPT" in environment for _, environment, _ in processes(world.cloud.state)):
         return ""  # while a pod is set up, not all of its guards are there yet
     for one in world.alive():
         one.signal(signal.SIGKILL)
