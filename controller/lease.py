@@ -256,14 +256,14 @@ class Lease:
 
     @contextlib.contextmanager
     def released_on_exit(self) -> Iterator[None]:
-        """Release the lease when the context ends, for whatever reason; an error's text becomes the final message."""
+        """Release the lease when the context ends, for whatever reason; a driver's error is its final message."""
         try:
             yield
         except ReleaseRequestedError as error:
             self.release(str(error), 0 if error.ends_run else None)
             raise
         except SlipwayError as error:
-            self.release(str(error), error.exit_code)
+            self.release(str(error) if self._drives else "", error.exit_code if self._drives else None)
             raise
         except BaseException:
             self.release()

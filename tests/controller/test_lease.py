@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller import lease as leases
-from controller.core.errors import LeaseLostError
+from controller.core.errors import CloudError, LeaseLostError
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.lease import ASK_AGAIN_SECONDS, SAFETY_MARGIN, Lease, LeaseHeldError, ReleaseRequestedError
@@ -295,18 +295,21 @@ def test_one_that_is_asked_and_dead_is_waited_for(time: ManualClock, file: FakeF
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "code"),
+    ("error", "drives", "said", "code"),
     [
-        (LeaseLostError("no more money"), "no more money", 8),
-        (ZeroDivisionError("a bug"), None, None),
-        (KeyboardInterrupt(), None, None),
+        (LeaseLostError("no more money"), True, "no more money", 8),
+        (CloudError("the network is in use"), False, "", None),  # of `down`: no concern of an `up` that waits
+        (ZeroDivisionError("a bug"), True, None, None),
+        (KeyboardInterrupt(), True, None, None),
     ],
 )
 def test_whatever_ends_the_work_releases_the_lease_and_is_raised(
-    file: FakeFile, error: BaseException, said: str | None, code: int | None
+    file: FakeFile, error: BaseException, drives: bool, said: str | None, code: int | None
 ) -> None:
     """Last words are left for who watches."""
     mine = lease(file)
+    if drives:
+        mine.listen()
     mine.ensure()
     with pytest.raises(type(error)), mine.released_on_exit():
         raise error
