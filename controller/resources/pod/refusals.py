@@ -29,6 +29,7 @@ RefusalKind = Literal[
     "type",  # the zone does not have it: the same
     "reservation",  # the same
     "runtime",
+    "network",  # it is not there: it was when the plan was carried out, so somebody has deleted it since
     "name_taken",
     "bad_request",
     "unknown",
@@ -58,6 +59,7 @@ _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
     ("runtime", "", r"runtime ?version|/images/\S+ was not found|unsupported version|version .* (is )?not supported"),
     ("type", "", r"accelerator ?type|could not be found in the zonal|requested zone is not supported"),
     ("reservation", "", r"reservation"),
+    ("network", "", r"/(sub)?networks/\S+ was not found"),
     ("stock_out", "RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED", r""),
     ("internal", "INTERNAL(_ERROR)?|UNKNOWN|ABORTED", r""),
     ("bad_request", "INVALID_ARGUMENT|INVALID|badRequest|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE|400|404", r""),
@@ -77,6 +79,7 @@ HINTS: Mapping[RefusalKind, str] = MappingProxyType({
     "runtime": "set tpu.runtime_version to null (the documented version for the type), or to one listed by `{images}`",
     "type": "set tpu.accelerator_type or tpu.zone; see `{types}`",
     "reservation": "set tpu.reservation to a reservation in that zone, or tpu.capacity to another tier",
+    "network": "if somebody else deletes it, set network.name to another network",
     "name_taken": "the name is in use; set tpu.name to another name, or tpu.adopt=true to use the existing pod",
     "bad_request": "Google's message names the field; the keys are under tpu, network and cloud.service_account",
     "unknown": "a retry would not help; check https://status.cloud.google.com for Google's status",

@@ -19,6 +19,7 @@ from controller.core.json_documents import UnreadableError, dump, load
 from controller.core.this_process import InterruptedSleepError
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.google_errors import GoogleError
+from controller.reconcile import VanishedError
 from controller.resources.pod.capacity_log import (
     RECENT_SECONDS,
     CapacityEntry,
@@ -290,13 +291,20 @@ class CapacitySearch:
         return self.specs[one.ordered[0].provisioner].valid_until_seconds or float("inf")
 
     def _handle_refusal(self, place: Place, refusal: Refusal, progress: _Progress) -> None:
-        """Note a refusal that leaves other places or times. Raises CloudError for any other one."""
+        """Note a refusal that leaves other places or times.
+
+        Raises:
+            VanishedError: the network is gone, and what the pod needs is to be looked at again.
+            CloudError: nothing is left to try.
+        """
         internal = refusal.kind == "internal" and progress.internal < MAX_INTERNAL_ERRORS
         if refusal.kind == "stock_out" or internal:
             what = "an error at Google" if internal else "no capacity"
             useful = refusal.message.partition(";")[0].partition(" [EID")[0]  # advice and the error's id follow
             said = f"(attempt {progress.attempt}): {useful}"
             self.context.events.note(self.subject, f"{what} in {self._label(place)} {said}")
+        elif refusal.kind == "network":
+            raise VanishedError(f"{self.name} in {place}: {refusal.message}; {self._hint(place, refusal)}")
         elif refusal.kind in RULES_OUT_PLACE or self._plane_count > 1:
             by_place = refusal.kind in RULES_OUT_PLACE
             progress.ruled_out |= dict.fromkeys([place] if by_place else self._same_plane(place), refusal)

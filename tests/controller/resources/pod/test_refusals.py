@@ -55,7 +55,10 @@ from tests.fakes.google import MemoryStorage
         ("reservation", "NOT_FOUND", "Reservation projects/p/locations/z/reservations/r does not exist"),
         ("name_taken", "ALREADY_EXISTS", "Resource 'projects/p/locations/z/nodes/n' already exists"),
         ("propagating", "INVALID_ARGUMENT", "Service account x@y.iam.gserviceaccount.com does not exist."),
-        ("bad_request", "NOT_FOUND", "The resource 'projects/p/global/networks/n' was not found"),
+        ("network", "NOT_FOUND", "The resource 'projects/p/global/networks/n' was not found"),
+        ("network", "400", "The resource 'projects/p/regions/us-east5/subnetworks/s' was not found"),
+        ("network", "INVALID_ARGUMENT", "The resource projects/p/regions/r/subnetworks/s was not found."),
+        ("bad_request", "NOT_FOUND", "The resource 'projects/p/zones/z/disks/networks' was not found"),
         ("internal", "INTERNAL", "An internal error has occurred"),
         ("internal", "UNKNOWN", "an internal error has occurred"),
         ("compute_quota", "RESOURCE_EXHAUSTED", "You have reached IN_USE_ADDRESSES limit. [EID: 0x3]"),
@@ -98,7 +101,7 @@ def test_a_reservation_that_was_not_asked_for_is_no_capacity() -> None:
 def test_each_refusal_names_a_key_or_a_place_to_look(plane: str) -> None:
     for kind in HINTS:
         hint = PLANES[plane].advice.hint(kind)
-        assert "tpu." in hint or "https://" in hint or "cloud." in hint
+        assert any(word in hint for word in ("tpu.", "https://", "cloud.", "network."))
         assert "{" not in hint
 
 
@@ -253,3 +256,17 @@ def test_a_pod_with_a_damaged_record_of_how_google_shows_it_is_taken_as_shown() 
         storage.buckets["mine"] = {capacity_log._echo_name("pod", "1"): dump({"shown": shown}).encode()}
         assert capacity_log.recorded_echo(context, "pod", status) == spec.at(place)
         assert "is damaged: shown is" in notes.pop()
+
+
+@pytest.mark.parametrize("words", [(), ("tpu=v6e_1", "tpu.zone=us-east5-b")], ids=["one plane", "two planes"])
+def test_a_network_that_somebody_deletes_meanwhile_is_looked_at_again(
+    project: EmulatedProject, words: tuple[str, ...]
+) -> None:
+    """As by `down --all` beside an `up`: it rules out no place, and the pod is asked for again."""
+    made = pod(project, *words)
+    message = "The resource 'projects/slipway-local/regions/r/subnetworks/s' was not found"
+    creations = "POST .*/(queuedResources|nodes|instances)[^/]*"
+    project.inject_fault(kind="http", status=404, reason="notFound", match=creations, times=2, message=message)
+    made.up()
+    assert made.notes.count("subnetworks/s' was not found") == made.notes.count("looking at everything again") > 0
+    made.down()
