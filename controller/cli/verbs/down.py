@@ -18,6 +18,7 @@ from controller.resources.bucket import Bucket
 from controller.resources.pod.node import Node
 from controller.resources.services import Services
 from controller.run.cancel import cancel_run
+from controller.run.driven_here import end_starting, run_lock
 from controller.run.launch import running_runs
 from controller.run.session import Session, open_session
 from controller.sampler_release import end_pods
@@ -96,6 +97,7 @@ def _stop_pod(command: Command, session: Session, node: Node) -> None:
     plan, context = session.plan, session.context
     lease = pod_lease(plan, context)
     with lease.released_on_exit():
+        end_starting(context, lease, run_lock(context, plan.run_id), plan.run_id, "stopped")
         try:
             lease.take_over("stopped")
         except GoogleError as error:

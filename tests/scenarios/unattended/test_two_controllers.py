@@ -179,6 +179,22 @@ def test_a_verb_beside_an_up_in_its_first_seconds_ends_it(
             assert not [path for path in state["compute"] if "--all" in verb and path.endswith("/networks/slipway")]
 
 
+@pytest.mark.parametrize("after", [0.0, 1.5])
+def test_stop_beside_an_up_in_its_first_seconds_ends_it(slipway: SlipwayCli, after: float) -> None:
+    """On a pod that is there, which the `up` would start again."""
+    words = ["tpu=v5litepod_8", "tpu.capacity=on_demand", "cleanup.on_success=keep"]
+    assert slipway("up", ECHO_COMMAND, *words)[0] == 0
+    run_id = slipway.json("plan", SLOW, *words)["run"]
+    with controllers(slipway, ["up", SLOW, *words]) as (holder,):
+        until(lambda: is_driven_here(slipway.home / "runs" / run_id / LOCK_FILE), seconds=300)
+        time.sleep(after)
+        code, out, err = slipway("stop", "--yes", SLOW, *words)
+        assert code == 0, out + err + holder.said
+        assert holder.ends() == 0, holder.said
+        assert "stopped by" in holder.said
+    assert slipway.json("status", SLOW, *words)["pod"]["state"] == "stopped"
+
+
 @pytest.mark.parametrize("after", [0.0, 6.0])
 def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, plane: Plane, after: float) -> None:
     words = ["-m", SLOW, "run.seed=1,2", *plane.one]
@@ -256,6 +272,8 @@ def test_take_over_moves_a_run_to_another_pod(slipway: SlipwayCli, plane: Plane)
             second.hears("the workers of pod-a stop the run's program")
             assert first.ends() == 8, first.said
             second.hears("launched attempt 2")
+            there = {path.rpartition("/")[2] for path in pods(slipway.cloud().get("state"))}
+            assert {"pod-a", "pod-b"} <= there, "the one that was left is billed until somebody deletes it"
             let_go(slipway)
             assert second.ends() == 0, second.said
 
