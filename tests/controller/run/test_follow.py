@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from controller.core.errors import LeaseLostError
 from controller.core.events import Event
 from controller.core.this_process import Clock
 from controller.gcp.google_errors import GoogleError
@@ -76,10 +77,11 @@ def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[Attemp
     """Follow an attempt on a node that is seen as `seen`, unless a test sets it otherwise meanwhile."""
     SEEN[0] = seen
     context, events = make_context(None, clock=Clock()), list[Event]()
+    hooks: dict[str, Any] = settings.pop("hooks", {})
     cancelled = settings.pop("cancelled", lambda: False)
     context.events.add_listener(events.append)
     policy = recovery().model_copy(update=settings)
-    watched = Follower(context, NODE, cast(Fleet, fleet), "run", 1, policy, 0.05, is_cancelled=cancelled)
+    watched = Follower(context, NODE, cast(Fleet, fleet), "run", 1, policy, 0.05, is_cancelled=cancelled, **hooks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Node, "pod_seen", pod_seen)
         outcome = watched.follow()
@@ -250,6 +252,30 @@ def test_a_worker_that_floods_is_slowed_down_and_starves_nothing(monkeypatch: py
     assert outcome.verdict.kind is VerdictKind.PROGRAM_ERROR
     shown = sum(event.kind == "log" for event in events)
     assert sent - shown <= module.QUEUED_LINES + 2
+
+
+@pytest.mark.parametrize("what", ["budget", "lease"])
+def test_a_flood_delays_neither_budget_nor_lease(what: str) -> None:
+    """Both are looked at after so many lines, however many more there are."""
+    looks, sent = itertools.count(1), itertools.count(1)
+
+    def is_over() -> bool:
+        return next(looks) > 3
+
+    def lose() -> None:
+        if is_over():
+            raise LeaseLostError("taken over")
+
+    flood = cast(Any, ({"log": "x", "offset": number} for number in sent))
+    fleet = FakeFleet([flood], [["hang for good"]])
+    if what == "budget":
+        outcome, events = follow(fleet, hooks={"budget_exceeded": lambda: "it is spent" if is_over() else ""})
+        assert outcome.verdict.kind is VerdictKind.OVER_BUDGET
+        assert sum(event.kind == "log" for event in events) <= 4 * module.LINES_AT_ONCE
+    else:
+        with pytest.raises(LeaseLostError):
+            follow(fleet, hooks={"on_tick": lose})
+    assert next(sent) <= 4 * module.LINES_AT_ONCE + module.QUEUED_LINES + 3
 
 
 def test_a_worker_that_answers_garbage_is_lost_with_its_words() -> None:
