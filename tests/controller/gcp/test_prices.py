@@ -33,6 +33,10 @@ def config(*overrides: str) -> Config:
             "$19.20 per hour (2026 list price), and $0.02 for NAT and addresses",
         ),
         (["budget.usd_per_hour=7"], "$7.00 per hour (budget.usd_per_hour)"),
+        (
+            ["recovery.driver=bastion", "tpu.capacity=spot"],
+            "$3.92 per hour (2026 list price), and $0.03 for NAT, addresses and the bastion",
+        ),
         (["tpu.zone=us-central1-f"], "unknown for this zone"),
         (
             ["cloud.trc={zones: [us-central1-a], free_until: 2026-01-01}"],

@@ -87,6 +87,43 @@ def test_its_script_needs_nothing_but_the_standard_library() -> None:
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
+@pytest.mark.parametrize(
+    ("overrides", "more"),
+    [
+        ((), set()),
+        (("tpu=v6e_1", "tpu.plane=tpu_api"), set()),
+        (("tpu.data_disk_gb=100",), {"roles/compute.storageAdmin"}),
+        (("tpu=v6e_1",), {"roles/compute.instanceAdmin.v1"}),
+    ],
+)
+def test_its_rights_are_those_of_the_page(overrides: tuple[str, ...], more: set[str]) -> None:
+    """Over all VMs of the project only where Compute Engine may make the pod."""
+    [project] = [one for one in resources(*overrides) if isinstance(one, ProjectRoles)]
+    assert {*project.roles} == {*config_of().cloud.driver_roles} | more
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machine_type", "addresses", "scheduling"),
+    [
+        ((), "e2-small", 0, {"maxRunDuration": {"seconds": "2592000"}, "instanceTerminationAction": "DELETE"}),
+        (("network.nat=false", "tpu.external_ip=true", "cleanup.bastion_max_days=null"), "e2-small", 1, {}),
+        (("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "cleanup.bastion_max_days=null"), "g1-small", 0, {}),
+    ],
+)
+def test_it_is_small_beside_the_pod_and_ends_by_itself(
+    overrides: tuple[str, ...], machine_type: str, addresses: int, scheduling: dict[str, Any]
+) -> None:
+    [machine] = [one for one in resources(*overrides) if isinstance(one, Bastion)]
+    config = config_of(*overrides)
+    body = machine.body(make_context(None))
+    assert (machine.zone, machine.subnetwork) == (config.tpu.zone, config.network.subnet_name(config.region))
+    assert body["machineType"].endswith(f"/zones/{config.tpu.zone}/machineTypes/{machine_type}")
+    [card] = body["networkInterfaces"]
+    assert card["subnetwork"].endswith(f"/regions/{config.region}/subnetworks/{machine.subnetwork}")
+    assert len(card.get("accessConfigs", ())) == addresses
+    assert body["scheduling"] == {"automaticRestart": True, **scheduling}
+
+
 def test_it_may_delete_itself_and_no_other_machine() -> None:
     found = resources()
     [own] = [one for one in found if isinstance(one, BastionRoles)]

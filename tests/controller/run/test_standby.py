@@ -66,6 +66,18 @@ def test_a_bastion_that_is_deleted_meanwhile_was_asked_to_or_ended_early(
         begun.wait_for_lease(token)
 
 
+@pytest.mark.parametrize(("machine", "said"), [("a machine", "did not start in time"), (Absent(), "ended early")])
+@pytest.mark.parametrize(("serial", "shown"), [("boot\nno disk\n", "no disk"), ("", "its log")])
+def test_of_a_bastion_that_does_not_start_its_serial_port_or_its_log_is_shown(
+    monkeypatch: pytest.MonkeyPatch, machine: object, said: str, serial: str, shown: str
+) -> None:
+    clock = ManualClock()
+    begun = handover(monkeypatch, lease(FakeFile(clock), "anna"), clock, machine)
+    monkeypatch.setattr(begun.bastion, "serial_output", lambda _: serial)
+    with pytest.raises(CloudError, match=rf"bastion b {said}:\n(?s:.*){shown}$"):
+        begun.wait_for_lease(begun.start_bastion(dict))
+
+
 def test_whoever_has_the_lease_then_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     file = FakeFile(clock)
