@@ -19,6 +19,7 @@ from controller.core.this_process import Clock, InterruptedSleepError
 from controller.resources.pod.tpu_api import NodeVms
 from controller.ssh.fleet import FENCED_COMMANDS, Fleet, Fleets, SshTarget, WorkerError, failures
 from controller.ssh.login import private_key
+from controller.ssh.route import OS_LOGIN_HINT
 from tests.controller.ssh.sshserver import SshPod
 
 
@@ -128,8 +129,9 @@ def test_keys_that_are_not_published_are_not_spoken_to_and_who_does_not_know_our
     rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
     both = again(pod, host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"])
     assert both.call(0, "observe", {})["active"] is None, "of several published keys the one in use counts"
-    with pytest.raises(WorkerError, match="does not accept user slipway") as caught:
-        again(pod, key=private_key(tmp_path / "other")).call(0, "observe", {})
+    refused = "does not accept user slipway.* you need roles/compute.osAdminLogin"
+    with pytest.raises(WorkerError, match=refused) as caught:
+        again(pod, key=private_key(tmp_path / "other"), auth_hint=OS_LOGIN_HINT).call(0, "observe", {})
     assert caught.value.kind == "auth"
 
 

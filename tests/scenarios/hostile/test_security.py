@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
 import threading
 from pathlib import Path
@@ -12,13 +11,19 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from google.oauth2.credentials import Credentials
 
 from conf.schema.topology import YamlLoader
+from controller.cleanup.orphans import BilledItem
 from controller.cli import main
+from controller.cli.verbs.billed import format_items
 from controller.config.compose import compose
 from controller.connect import _state_folder
 from controller.core.errors import ConfigError
+from controller.core.this_process import Clock
+from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
+from controller.records import index
 from tests.controller.conftest import SlipwayCli
 from tests.hostile import CANARY, HOSTILE_STRINGS, TOUCH_COMMAND
 from tests.paths import ROOT
@@ -69,6 +74,17 @@ def test_nothing_is_evaluated_and_nothing_unpickled(nodes: list[tuple[str, ast.A
             found += [(name, ast.unparse(node))] if unsafe or wrong else []
     assert found == [("trainer/tokenizer/training.py", "pickle")]  # an Unpickler that refuses every name: test_training
     assert issubclass(YamlLoader, yaml.SafeLoader | getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def test_certificates_are_checked_everywhere() -> None:
+    """Nothing switches that off, and Google's APIs are asked over TLS."""
+    off = re.compile(r"\bverify ?=|CERT_NONE|check_hostname|disable_ssl_certificate|_create_unverified|--insecure")
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    assert [path.name for path in files if off.search(path.read_text())] == []
+    client = GoogleClient(Credentials(token="t"), Clock())
+    roots = {api: client.root(api) for api in ("tpu", "compute", "storage", "iam", "secretmanager")}
+    client.close()
+    assert roots == {api: f"https://{api}.googleapis.com/" for api in roots}
 
 
 SAFE_LOADERS = {"YamlLoader", "getattr(yaml, 'CSafeLoader', yaml.SafeLoader)", "yaml.SafeLoader", "yaml.CSafeLoader"}
@@ -221,12 +237,21 @@ def test_nothing_of_a_config_meets_a_shell(
     assert [path for path in [*tmp_path.rglob("*"), *Path.cwd().iterdir()] if path.name == CANARY] == []
 
 
-def test_words_for_a_shell_are_quoted(tmp_path: Path) -> None:
-    """As `exec`, `ssh` and the messages that repeat a command do it."""
-    texts = [text for text in CARRIED if len(text) < 1000]
-    words = ["/bin/sh", "-c", shlex.join(["printf", "%s\\0", *texts])]
-    shown = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True).stdout
-    assert shown.split(b"\0") == [*(text.encode() for text in texts), b""]
+def test_words_for_a_shell_are_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the messages that repeat a command; `exec` and `ssh` are tried on workers."""
+    texts = tuple(text for text in CARRIED if len(text) < 1000)
+    monkeypatch.setattr(index, "load_last_command", lambda folder: index.LastCommand(texts))
+    main.with_recalled(main.parse(["status"]))
+    recalled = capsys.readouterr().err.removeprefix("last run of this folder: ").removesuffix("\n")
+    orphan = BilledItem("TPU", "pod", "us-east5-b", None, "", "no run uses it")
+    [orphans] = [line for line in format_items([orphan], "p", texts) if line.endswith("` deletes them")]
+    words = orphans.removeprefix("`slipway orphans --delete ").removesuffix("` deletes them")
+    for printed in (recalled, words):
+        argv = ["/bin/sh", "-c", f"printf '%s\\0' {printed}"]
+        shown = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=True).stdout
+        assert shown.split(b"\0") == [*(text.encode() for text in texts), b""]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,6 +28,7 @@ from trainer.loops import grpo
 from trainer.models import weights
 from trainer.pretrained import store
 from trainer.rl import telemetry
+from trainer.rl.remote import server
 from trainer.rl.rollouts import RolloutGenerator
 from trainer.sampler import LogitsError
 from trainer.step.nan_diagnosis import DivergedError
@@ -122,6 +123,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     raw |= {"mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True))}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         slow_updates(patch, 1e6)
+        patch.setattr(server, "Listener", None)  # without samplers nothing listens
         programs.install(patch)
         lines = train(raw, folder / "local")
     return WholeRun(raw, folder / "local", lines, printed.getvalue().splitlines(), programs)
