@@ -106,16 +106,3 @@ def test_every_defence_of_the_security_page_names_one() -> None:
     claims = [claim for claim in defended.split("\n\n") if claim.startswith("**")]
     assert len(claims) >= 10
     assert [claim[:40] for claim in claims if "::test_" not in claim] == []
-
-
-def test_every_promise_of_the_page_on_unattended_runs_names_one() -> None:
-    page = (ROOT / "docs" / "unattended.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| you do")]
-    assert len(rows) >= 8
-    assert [row[:40] for row in rows if "::test_" not in row] == []
-    text = re.sub(
-        r"^(#|\|)[^\n]*$|^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL
-    )  # headings, tables, commands
-    parts = [part for part in re.split(r"\n\n+|\n- ", text.strip()) if not part.startswith(("**Price", "Try it"))]
-    assert len(parts) >= 8
-    assert [part[:60] for part in parts if not ("::test_" in part or "the same test" in part)] == []
