@@ -31,6 +31,7 @@ PACKED = {
     rb"\x04\x22\x4d\x18": "compressed by LZ4: unpack it with unlz4",
     rb"PK\x03\x04": "a zip archive: unpack it with unzip",
     rb"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it with 7z",
+    rb"\xff\xfe|\xfe\xff": "text in UTF-16: save it as UTF-8",
     rb"PAR1\x15": "Parquet: read it with data=parquet, or let its name end in .parquet",
 }
 """What is no text, by the pattern of the first bytes. Each is the beginning in the format's own specification."""

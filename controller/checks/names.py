@@ -32,6 +32,10 @@ PLACEHOLDER = re.compile(
     r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)(?!-\d)|<[A-Z_-]+>", re.I
 )
 """`my-project-412345` is none: Google proposes such IDs for new projects."""
+MISSING = "???"
+"""What stands for a value that is still to be given, in Hydra's files."""
+TRAINING = ("data.", "model.", "loop.", "optimizer.")
+"""Sections whose texts may be prose."""
 EXAMPLE_NAMES = ("alpine-aspect-459819-m4", "nanochat-training-data-2026", "trm-scaling-study-kellen")
 """Other people's projects and buckets, from published instructions."""
 BUCKET = re.compile(r"[a-z0-9]([-_.a-z0-9]{1,61})[a-z0-9]")
@@ -40,10 +44,13 @@ BUCKET = re.compile(r"[a-z0-9]([-_.a-z0-9]{1,61})[a-z0-9]")
 @check("placeholder", "error", "KEY")
 def no_placeholders(config: Config) -> Iterator[Issue]:
     """Leftovers from instructions, such as `your-bucket`, `???` and other people's names, fail late and obscurely."""
-    for key, text in iter_strings(config.model_dump(mode="json", exclude={"data", "model", "loop", "optimizer"}), ""):
+    for key, text in iter_strings(config.model_dump(mode="json"), ""):
         if key.startswith("env.secrets.") and text.startswith("env:"):
             continue  # the name of a variable, which may be MY_TOKEN
-        if found := PLACEHOLDER.search(text):
+        if key.startswith(TRAINING):
+            if text == MISSING:
+                yield Issue(f"{MISSING!r} is no value: set one", key)
+        elif found := PLACEHOLDER.search(text):
             yield Issue(f"{found[0]!r} in {text!r} is a placeholder; set the real value", key)
         elif name := next((name for name in EXAMPLE_NAMES if name in text), None):
             yield Issue(f"{name} belongs to someone else; use your own", key)

@@ -169,6 +169,8 @@ class _Listing:
         elif path.is_symlink():
             return False
         elif path.is_file():
+            if path.name == ".gitignore" and b"\0" in path.read_bytes():
+                raise ConfigError(f"code: {path} is text in UTF-16, of which git reads no pattern; save it as UTF-8")
             self.found.files.append(name)
         else:
             left_out[name] = "neither a file, a folder nor a link"

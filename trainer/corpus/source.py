@@ -232,7 +232,7 @@ def _split_documents(raw: bytes, at: int, separator: bytes) -> list[tuple[int, b
 
 
 def text_parser(column: str) -> Callable[[bytes], Document]:
-    return lambda raw: {column: raw.decode()}
+    return lambda raw: {column: raw.decode("utf-8-sig")}
 
 
 def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:

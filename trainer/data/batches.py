@@ -100,7 +100,7 @@ def _read(file: str, key: str) -> str:
         files.refuse_packed(stream, file, key)
         raw = stream.read()
     try:
-        return raw.decode()
+        return raw.decode("utf-8-sig")  # a byte-order mark is no text
     except UnicodeDecodeError as error:
         raise RunFileError(f"{key}: {file} is not UTF-8 ({error.reason} at byte {error.start})") from None
 

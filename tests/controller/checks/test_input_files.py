@@ -373,6 +373,8 @@ def test_tokens_are_counted_by_a_tokenizer_that_is_here(rows: Path) -> None:
     ("head", "said"),
     [
         (gzip.compress(b"{}"), "is compressed by gzip: unpack it with gunzip"),
+        ("{}".encode("utf-16"), "is text in UTF-16: save it as UTF-8"),
+        (b"\xfe\xff\0{\0}", "is text in UTF-16: save it as UTF-8"),
         (b"\x28\xb5\x2f\xfd\x04", "is compressed by Zstandard: unpack it with unzstd"),
         (b"PK\x03\x04\x14", "is a zip archive: unpack it with unzip"),
         (b"PAR1\x15\x04", "is Parquet: read it with data=parquet"),

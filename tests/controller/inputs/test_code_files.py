@@ -56,6 +56,24 @@ def test_without_git_what_may_be_ignored_is_refused(tmp_path: Path, monkeypatch:
         (tmp_path / name).unlink()
 
 
+@pytest.mark.parametrize("place", ["", "sub/"])
+@pytest.mark.parametrize(
+    ("encoding", "is_read"), [("utf-8", True), ("utf-8-sig", True), ("utf-16", False), ("utf-16-be", False)]
+)
+def test_an_ignore_file_of_which_git_reads_nothing_is_refused(
+    place: str, encoding: str, is_read: bool, tmp_path: Path
+) -> None:
+    """Else what it names would be shipped."""
+    git_repository(tmp_path, {"train.py": ""})
+    write(tmp_path, {f"{place}secrets.env": "", f"{place}.gitignore": ""})
+    (tmp_path / f"{place}.gitignore").write_bytes("secrets.env\n".encode(encoding))
+    if is_read:
+        assert list_code(tmp_path, ()).left_out == {f"{place}secrets.env": "ignored by git"}
+        return
+    with pytest.raises(ConfigError, match=rf"{place}\.gitignore is text in UTF-16, of which git reads no pattern"):
+        list_code(tmp_path, ())
+
+
 def test_an_index_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     git_repository(tmp_path, {"train.py": ""})
     (tmp_path / ".git/index").write_bytes(b"DIRC")
