@@ -11,7 +11,7 @@ import copy
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,14 +199,36 @@ def normalize_override(override: str) -> str:
 
 
 def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return composed data with `key.path=value` applied. Raises ConfigError if an override cannot be parsed."""
+    """Return composed data with `key.path=value` applied. Raises ConfigError if an override cannot be parsed.
+
+    The data are what they are, also where a text looks like an interpolation: nothing of the environment gets in.
+    """
     from omegaconf import OmegaConf
 
-    made = OmegaConf.create(data)
+    held: dict[str, str] = {}
+
+    def hold(text: str) -> str:
+        if "${" not in text and not text.startswith(HELD):
+            return text
+        held[name := f"{HELD}{len(held)}"] = text
+        return name
+
+    made = OmegaConf.create(_with_texts(data, hold))
     _apply_overrides(made, overrides)
-    plain = OmegaConf.to_container(made)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return _with_texts(OmegaConf.to_container(made), lambda text: held.get(text, text))
+
+
+HELD = "\0held "
+"""Beginning of what stands for a text while OmegaConf has the data."""
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a copy of composed data with each text, keys aside, as `change` has it."""
+    if isinstance(value, dict):
+        return {str(key): _with_texts(each, change) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(each, change) for each in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def config_groups(extra_dir: Path | None = None) -> dict[str, list[str]]:

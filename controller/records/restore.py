@@ -6,6 +6,7 @@ run or end it need neither.
 """
 
 import difflib
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -232,11 +233,16 @@ def _config_here(document: RunRecord, overrides: Sequence[str], here: Config, fo
 
 
 def _recompose_config(document: RunRecord, folder: Path) -> dict[str, Any]:
-    """Compose the run's overrides as they read today, or only its cloud if they no longer compose."""
+    """Compose the run's overrides as they read today, or only its cloud if they no longer compose.
+
+    Also where they would read this machine's environment, or files beside ours: others may have written them.
+    """
     try:
-        return compose_raw(document["overrides"], extra_dir=folder / "slipway")
+        if not any("${" in word or re.match(r"[+~]*hydra\b", word) for word in document["overrides"]):
+            return compose_raw(document["overrides"], extra_dir=folder / "slipway")
     except ConfigError:
-        return compose_raw([f"cloud={document['config']['cloud']['kind']}"])
+        pass
+    return compose_raw([f"cloud={document['config']['cloud']['kind']}"])
 
 
 def _fill_missing(known: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

@@ -355,3 +355,19 @@ def test_plan_imports_nothing_slow_when_the_config_is_known(tmp_path: Path, monk
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
     assert "run      gemma2b_gsm8k-" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["${", "${}", "${oc.env:INNOCENT}", "${oc.env:INNOCENT", "${a.b}", "\\${x}", "echo ${HOME:-x} $$", "${env.vars.B}",
+     "${oc.create:{a: 1}}", "\0held 0", "???"],
+)  # fmt: skip
+def test_texts_of_a_record_stay_as_they_are(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have written it: nothing of this machine's environment gets in, and no text ends a verb."""
+    monkeypatch.setenv("INNOCENT", "of this machine")
+    data = {"tpu": {"zone": "a"}, "env": {"vars": {"A": text, "B": "b"}}, "program": {"setup": [["sh", "-c", text]]}}
+    for words in ([], ["tpu.zone=b"], ["env.vars.B=c"], ["program.setup=[]"]):
+        made = with_overrides(data, words)
+        assert made["env"]["vars"]["A"] == text
+        assert made["program"]["setup"] in ([["sh", "-c", text]], [])
+    assert with_overrides(data, ["env.vars.A=new"])["env"]["vars"]["A"] == "new"

@@ -12,7 +12,7 @@ from controller.core.errors import ConfigError
 from controller.core.json_documents import DamagedRecordError
 from controller.inputs.code import CodeSnapshot
 from controller.plan.worker_steps import venv_requirements
-from controller.records import trust
+from controller.records import restore, trust
 from tests.composed import config_of
 
 DOCUMENT: dict[str, Any] = {
@@ -141,3 +141,26 @@ def test_nobody_to_ask_is_a_no_and_a_long_value_is_cut(tmp_path: Path, capsys: p
     assert "(9000 characters)" in capsys.readouterr().err
     trust.require_trust(DOCUMENT, config, code, tmp_path, trust=True, asks=False)
     trust.require_trust(DOCUMENT, config, code, tmp_path, trust=False, asks=False)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["env.vars.X=${oc.env:INNOCENT}", "+env.vars={X: '${oc.env:INNOCENT}'}", "hydra.searchpath=[file://FOLDER]",
+     "++hydra.searchpath=['file://FOLDER']"],
+)  # fmt: skip
+def test_a_record_of_an_older_slipway_is_completed_with_nothing_of_this_machine(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that it lacks come from its overrides, which others may have written."""
+    monkeypatch.setenv("INNOCENT", "of this machine")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/theirs.yaml").write_text("# @package _global_\nenv: {vars: {X: of this machine}}\n")
+    words = ["cloud=local", "program=command", "program.command=[a]"]
+    config = json.loads(config_of(*words).model_dump_json())
+    del config["recovery"], config["env"]
+    more = ["+experiment=theirs"] if "searchpath" in word else []
+    document = {"run": "r-1", "slipway": "1", "config": config, "overrides": [*words, *more]}
+    document["overrides"].append(word.replace("FOLDER", str(tmp_path)))
+    found = restore.recorded_config(document, tmp_path)
+    assert "of this machine" not in found.model_dump_json()
+    assert (found.program.kind, found.cloud.kind) == ("command", "local")
