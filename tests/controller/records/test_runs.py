@@ -7,13 +7,14 @@ import math
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from conf.strict_json import dumps
 from controller import api
 from controller.cli import main
+from controller.cli.verbs.reports import compose_config
 from controller.core.errors import ConfigError
 from controller.core.events import Event
 from controller.core.json_documents import DamagedRecordError
@@ -382,3 +383,12 @@ def test_the_message_says_how_the_verb_takes_one(verb: str, naming: str, capsys:
     assert main.run(["get", "logs"]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert words.startswith("error: get: 'logs' is not the id of a run; name the run before the path: `slipway get RUN")
+
+
+@pytest.mark.parametrize("project", ["${oc.env:INNOCENT}", "p,cloud.bucket=x", "[a]", "${", "a'b"])
+def test_the_project_of_a_row_is_a_text_whatever_it_is(project: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INNOCENT", "of-this-machine")
+    rows: list[index.RunRow] = [{"run": "a-1", "cloud": "gcp", "project": project, "bucket": "b"}]
+    with pytest.raises(ConfigError, match=r"^cloud\.project: .* is invalid") as refused:
+        compose_config(rows, cast(Any, SimpleNamespace(overrides=())))
+    assert repr(project)[1:-1] in str(refused.value)

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import unicodedata
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,6 +35,7 @@ from controller.run.launch import PodQueue
 from controller.sweep.sweep_session import load_assignments
 from tests.adversarial import CANARY, changed, contents, names, payload
 from tests.fakes.google import MemoryStorage
+from tests.fakes.sessions import open_results_of
 from tests.golden import golden
 from trainer.corpus.source import LineError, parse_json
 from trainer.pretrained.integrity import read_checksums
@@ -60,16 +61,7 @@ OBEYED_PARTS = (
 
 def get(folder: Path, objects: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> int:
     """Run `slipway get` of a run with these objects into a folder, and return its exit code."""
-    storage = MemoryStorage(b={f"runs/{RUN}/{name}": content for name, content in objects.items()})
-
-    @contextmanager
-    def opened(*_: Any, **__: Any) -> Iterator[Any]:
-        plan = SimpleNamespace(run_id=RUN, bucket="b")
-        yield SimpleNamespace(
-            context=SimpleNamespace(google=storage), plan=plan, ledger=SimpleNamespace(prefix=f"runs/{RUN}")
-        )
-
-    monkeypatch.setattr(results, "open_session", opened)
+    open_results_of(RUN, objects, monkeypatch)
     options = SimpleNamespace(showing=lambda _: nullcontext(), state_dir=folder.parent / "state")
     flags = Namespace(run=RUN, path=None, to=str(folder), list=False, json=True)
     return results.run_get(cast(Any, SimpleNamespace(options=options, flags=flags)))

@@ -4,8 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +16,7 @@ from controller.core.errors import CloudError
 from controller.gcp.google_errors import GoogleError
 from tests.composed import config_of
 from tests.fakes.google import MemoryStorage
+from tests.fakes.sessions import open_results_of
 
 RUN = "run-0a1b2c3d"
 GOOD = {"result.json": b"{}", "logs/attempt-1/worker-0.log": b"hello", "checkpoints/3/d/0": b"x" * 5000, "empty": b""}
@@ -34,16 +33,7 @@ BAD = {
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryStorage:
     """The run's bucket, whose session needs no cloud."""
-    storage = MemoryStorage(b={f"runs/{RUN}/{name}": content for name, content in {**GOOD, **BAD}.items()})
-
-    @contextmanager
-    def opened(options: Any, **_: Any) -> Iterator[Any]:
-        del options
-        plan, ledger = SimpleNamespace(run_id=RUN, bucket="b"), SimpleNamespace(prefix=f"runs/{RUN}")
-        yield SimpleNamespace(plan=plan, ledger=ledger, context=SimpleNamespace(google=storage))
-
-    monkeypatch.setattr(results, "open_session", opened)
-    return storage
+    return open_results_of(RUN, {**GOOD, **BAD}, monkeypatch)
 
 
 def files_below(folder: Path) -> set[str]:
