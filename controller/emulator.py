@@ -99,8 +99,8 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     """Start the emulated cloud unless it is already running. Raises ConfigError with its message if it cannot."""
     folder = state_folder(state_dir)
     emulator = find_answering(folder) or _start(folder, cloud)
-    wanted = {"realism": cloud.realism, "caller_roles": list(cloud.caller_roles), "quotas": cloud.quotas}
-    emulator.post("settings", wanted)  # it may have been running
+    wanted = {"operation_seconds": cloud.operation_seconds, "realism": cloud.realism, "quotas": cloud.quotas}
+    emulator.post("settings", {**wanted, "caller_roles": list(cloud.caller_roles)})  # it may have been running
     return emulator
 
 

@@ -42,6 +42,6 @@ def test_an_invalid_change_is_refused_and_changes_nothing(
 
 def test_a_verb_sets_the_running_cloud_to_its_config(slipway: SlipwayCli) -> None:
     assert slipway.cloud().get("settings")["realism"] == "strict"
-    assert slipway("plan", ECHO_COMMAND, "cloud.realism=relaxed")[0] == 0
-    found = emulator.find_running(emulator.state_folder(str(slipway.home)))
-    assert found.get("settings")["realism"] == "relaxed"
+    assert slipway("plan", ECHO_COMMAND, "cloud.realism=relaxed", "cloud.operation_seconds=7")[0] == 0
+    found = emulator.find_running(emulator.state_folder(str(slipway.home))).get("settings")
+    assert (found["realism"], found["operation_seconds"]) == ("relaxed", 7)
