@@ -163,6 +163,10 @@ def _raise_failed(operation: dict[str, Any]) -> None:
         raise OperationFailedError(what, 0, errors[0].get("code", "ERROR"), errors[0].get("message", ""))
 
 
+NOTHING_TO_DO = "operations/noop."
+"""Begin of the name of Service Usage's operation on what was so already. It cannot be asked for."""
+
+
 def wait_rpc(
     caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float | None = None
 ) -> dict[str, Any]:
@@ -189,7 +193,7 @@ def poll_rpc(
 
     def response() -> dict[str, Any] | None:
         found = next(answers)
-        if not found.get("done"):
+        if not found.get("done") and not found.get("name", "").startswith(NOTHING_TO_DO):
             if late():
                 raise _too_late(api, seconds)
             return None

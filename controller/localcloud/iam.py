@@ -19,7 +19,7 @@ from typing import Any
 
 from conf.schema.cloud import has_method, permissions_of_method, permissions_of_role
 from controller.localcloud.faults.faults import Faults
-from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT, PROJECT_NUMBER
+from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT, PROJECT_NUMBER, ApiCall
 from controller.localcloud.http.discovery import Method
 from controller.localcloud.http.errors import (
     ApiError,
@@ -123,14 +123,32 @@ class Policies:
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store, self._settings = store, settings
 
-    def get(self, resource: str) -> Document:
-        """Return the policy as last set, whether it is in effect yet or not."""
+    def get(self, resource: str, version: int = 3) -> Document:
+        """Return the policy as last set, whether it is in effect yet or not.
+
+        Whoever does not ask for version 3 sees no conditions, but roles with names that nobody can bind:
+        https://cloud.google.com/iam/docs/troubleshooting-withcond.
+        """
         stored = self._store.get("policy", resource) or {}
+        bindings = stored.get("bindings", [])
+        if version < 3:
+            bindings = [_without_condition(binding) for binding in bindings]
         return {
-            "version": stored.get("version", 1),
+            "version": min(stored.get("version", 1), version),
             "etag": stored.get("etag", format_etag(0)),
-            "bindings": stored.get("bindings", []),
+            "bindings": bindings,
         }
+
+    def mark_deleted(self, email: str, uid: str) -> None:
+        """Show a deleted account in all policies as such: another one of its name gets none of its roles.
+
+        https://cloud.google.com/iam/docs/service-accounts-delete-undelete
+        """
+        member, deleted = f"serviceAccount:{email}", f"deleted:serviceAccount:{email}?uid={uid}"
+        for resource, policy in self._store.items("policy"):
+            for binding in (*policy["bindings"], *policy.get("former", ())):
+                binding["members"] = [deleted if one == member else one for one in binding["members"]]
+            self._store.put("policy", resource, policy)
 
     def effective_bindings(self, resource: str) -> list[Document]:
         stored = self._store.get("policy", resource) or {}
@@ -154,8 +172,12 @@ class Policies:
                 reason="conflict" if conflict == 409 else "conditionNotMet",
             )
         bindings = [binding for binding in policy.get("bindings", ()) if binding.get("members")]
+        if policy.get("version", 1) < 3 and any(binding.get("condition") for binding in bindings):
+            raise ApiError(400, "Conditional role bindings need policy version 3.")
         for binding in bindings:
             role = binding.get("role", "")
+            if _WITH_CONDITION in role:
+                raise ApiError(400, f"Role {role} is not supported for this resource.")
             if role.startswith(f"{PROJECT_RESOURCE}/roles/") and self._store.get("role", role) is None:
                 raise ApiError(400, f"Role {role} is not supported for this resource.")
             for member in binding["members"]:
@@ -175,6 +197,23 @@ class Policies:
             stored = {**changed, "former": self.effective_bindings(resource), "effectiveAt": time.time() + delay}
         self._store.put("policy", resource, stored)
         return changed
+
+
+_WITH_CONDITION = "_withcond_"
+
+
+def _without_condition(binding: Document) -> Document:
+    if not binding.get("condition"):
+        return binding
+    digest = hashlib.sha256(repr(sorted(binding["condition"].items())).encode()).hexdigest()[:20]
+    return {"role": f"{binding['role']}{_WITH_CONDITION}{digest}", "members": binding["members"]}
+
+
+def requested_version(call: ApiCall) -> int:
+    """Return the version of a policy that a call asks for; each API has another place for it."""
+    in_body = call.body.get("options", {}).get("requestedPolicyVersion")
+    in_query = call.query.get("options.requestedPolicyVersion") or call.query.get("optionsRequestedPolicyVersion")
+    return int(in_body or in_query or 1)
 
 
 def is_visible(account: Document | None) -> bool:

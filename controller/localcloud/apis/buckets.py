@@ -10,11 +10,17 @@ from controller.localcloud.apis.objects import Blobs, Objects, StoredObject, che
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT_NUMBER, ApiCall, check_project, merge_patch, paginate, timestamp
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam import bucket_bindings
+from controller.localcloud.iam import bucket_bindings, format_etag, requested_version
 from controller.localcloud.store import Document
 
 _BUCKET_NAME = re.compile(r"(?!goog)(?!.*google)(?!.*[^.]{64})[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 """See https://cloud.google.com/storage/docs/buckets#naming."""
+_REGION = re.compile(r"[A-Z]+-[A-Z]+\d+")
+_LARGER_PLACES = {
+    **dict.fromkeys(("US", "EU", "ASIA"), "multi-region"),
+    **dict.fromkeys(("NAM4", "EUR4", "EUR5", "EUR7", "EUR8", "ASIA1"), "dual-region"),
+}
+"""See https://cloud.google.com/storage/docs/locations."""
 _KEPT_SECONDS = 7 * 86400
 """For how long a bucket keeps deleted objects unless it is told otherwise, and the shortest time but none."""
 _IMMUTABLE_FIELDS = frozenset(
@@ -45,6 +51,9 @@ class Buckets(Service):
             raise ApiError(400, "Soft delete policy retention duration must be 0, or between 7 and 90 days.")
         moment = timestamp(time.time())
         location = (call.body.get("location") or "US").upper()
+        kind = "region" if _REGION.fullmatch(location) else _LARGER_PLACES.get(location)
+        if kind is None:
+            raise ApiError(400, "The specified location constraint is not valid.", reason="invalid")
         bucket: Document = {
             "storageClass": "STANDARD",
             **call.body,
@@ -59,10 +68,10 @@ class Buckets(Service):
             "projectNumber": PROJECT_NUMBER,
             "metageneration": "1",
             "location": location,
-            "locationType": "multi-region" if location in ("US", "EU", "ASIA") else "region",
+            "locationType": kind,
             "timeCreated": moment,
             "updated": moment,
-            "etag": "CAE=",
+            "etag": format_etag(1),
         }
         self.store.put("bucket", name, bucket)
         self.policies.create(f"buckets/{name}", bucket_bindings())
@@ -101,6 +110,7 @@ class Buckets(Service):
         changed = {
             **merge_patch(bucket, change),
             "metageneration": str(int(bucket["metageneration"]) + 1),
+            "etag": format_etag(int(bucket["metageneration"]) + 1),
             "updated": timestamp(time.time()),
         }
         self.store.put("bucket", bucket["name"], changed)
@@ -108,7 +118,7 @@ class Buckets(Service):
 
     def _get_iam_policy(self, call: ApiCall) -> Document:
         name = f"buckets/{self._bucket(call)['name']}"
-        return {"resourceId": f"projects/_/{name}", **self.policies.get(name)}
+        return {"resourceId": f"projects/_/{name}", **self.policies.get(name, requested_version(call))}
 
     def _set_iam_policy(self, call: ApiCall) -> Document:
         name = f"buckets/{self._bucket(call)['name']}"

@@ -34,6 +34,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError, already_exists, not_found, not_ready
+from controller.localcloud.iam import requested_version
 from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import PROJECT_METADATA_KIND, Instances
 
@@ -303,7 +304,7 @@ class Compute(Service):
         }
 
     def _instances_get_iam_policy(self, call: ApiCall) -> Document:
-        return self.policies.get(self.find(INSTANCES, call, "resource")[0])
+        return self.policies.get(self.find(INSTANCES, call, "resource")[0], requested_version(call))
 
     def _instances_set_iam_policy(self, call: ApiCall) -> Document:
         path, _ = self.find(INSTANCES, call, "resource")

@@ -242,7 +242,7 @@ class Objects:
         self._check_bucket(bucket)
         prefix = query.get("prefix", "")
         delimiter = query.get("delimiter", "")
-        limit = min(int(query.get("maxResults") or 1000), 5000) or 1000
+        limit = min(int(query.get("maxResults") or 1000), 1000) or 1000
         start = max(prefix, query.get("startOffset", ""), _decode(query.get("pageToken", "")))
         end = min(prefix + _LAST_CHARACTER, query.get("endOffset") or _LAST_CHARACTER)
         items: list[StoredObject] = []

@@ -152,13 +152,15 @@ class Operations:
 
 def as_longrunning(operation: Document, *, response: Document | None = None, short_name: bool = False) -> Document:
     """Render as google.longrunning.Operation (tpu, serviceusage), with `response` on success."""
-    metadata = {"createTime": timestamp(operation["created"]), "target": operation["target"]}
+    metadata: Document = {"createTime": timestamp(operation["created"]), "target": operation["target"]}
     metadata |= {"verb": operation["verb"], "apiVersion": "v2"}
-    name = "operations/" + operation["name"].rpartition("/")[2] if short_name else operation["name"]
+    name = operation["name"]
+    if short_name:
+        name, metadata = "operations/" + name.rpartition("/")[2], {"resourceNames": [operation["target"]]}
     answer: dict[str, Any] = {"name": name, "metadata": metadata}
     if operation["done"]:  # proto3 JSON leaves out what is false
         answer["done"] = True
-        metadata["endTime"] = timestamp(operation["ended"])
+        metadata |= {} if short_name else {"endTime": timestamp(operation["ended"])}
         if "error" in operation:
             answer["error"] = {key: operation["error"][key] for key in ("code", "message")}
         else:

@@ -20,7 +20,7 @@ from controller.localcloud.http.call import (
     paginate,
 )
 from controller.localcloud.http.errors import ApiError, error_info
-from controller.localcloud.iam import PROJECT_RESOURCE, format_etag, is_visible
+from controller.localcloud.iam import PROJECT_RESOURCE, format_etag, is_visible, requested_version
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
@@ -113,7 +113,7 @@ class Projects(Service):
     def _of_policies(self, methods: str, resource: Callable[[ApiCall], str]) -> dict[str, Handler]:
         """Return the handlers of the policy of what `resource` finds."""
         return {
-            f"{methods}getIamPolicy": lambda call: self.policies.get(resource(call)),
+            f"{methods}getIamPolicy": lambda call: self.policies.get(resource(call), requested_version(call)),
             f"{methods}setIamPolicy": lambda call: self.policies.set(
                 resource(call), call.body.get("policy", {}), conflict=409
             ),
@@ -143,8 +143,9 @@ class Projects(Service):
     def _enable(self, call: ApiCall, names: list[str], enabled: bool) -> Document:
         if len(names) > _MOST_ENABLED:
             raise ApiError(400, f"A request can enable at most {_MOST_ENABLED} services.")
-        for name in names:
-            self._service(call, name)
+        states = {self._service(call, name)["state"] for name in names}
+        if self.settings.is_strict and states <= {"ENABLED" if enabled else "DISABLED"}:
+            return {"name": "operations/noop.DONE_OPERATION", "done": True, "response": {}}
         for name in names:
             self.apis.set_enabled(name, enabled)
         verb = "enable" if enabled else "disable"
@@ -212,7 +213,9 @@ class Projects(Service):
         return paginate(call, list(self._accounts().values()))
 
     def _delete(self, call: ApiCall) -> Document:
-        self.store.delete("serviceAccount", self._get(call)["email"])
+        account = self._get(call)
+        self.store.delete("serviceAccount", account["email"])
+        self.policies.mark_deleted(account["email"], account["uniqueId"])
         return {}
 
 

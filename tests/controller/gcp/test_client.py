@@ -288,6 +288,16 @@ def test_no_operation_is_waited_for_for_ever(wait: Callable[..., object], second
     assert (late.value.reason, clock.elapsed) == ("DEADLINE_EXCEEDED", pytest.approx((seconds or 1200) + 60, abs=60))
 
 
+@pytest.mark.parametrize("more", [{}, {"done": True}, {"done": True, "response": {}}])
+def test_an_operation_that_had_nothing_to_do_is_not_asked_for(more: dict[str, Any]) -> None:
+    def call(api: str, method: str, **where: Any) -> dict[str, Any]:
+        raise AssertionError("Google has no such operation")
+
+    caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), clock=ManualClock(), poll_seconds=1.0)
+    operation = {"name": "operations/noop.DONE_OPERATION", **more}
+    assert wait_rpc(caller, "serviceusage", operation, "operations.get") == {}
+
+
 USER = {"type": "authorized_user", "client_id": "id", "client_secret": "secret", "refresh_token": "token"}
 
 

@@ -170,7 +170,7 @@ def test_accounts_and_bindings(iam: Iam) -> None:
     iam.store.put("node", "m", {"id": "9", "serviceAccount": {"email": DEFAULT_ACCOUNT}})
     assert call(iam.judgement("9/0"), "tpu.v2:projects.locations.nodes.delete") is None, "it is an editor"
     binding = {"role": "roles/tpu.admin", "members": [f"serviceAccount:{RUNNER}"], "condition": {"title": "t"}}
-    iam.policies.set(PROJECT_RESOURCE, {"bindings": [binding]}, conflict=409)
+    iam.policies.set(PROJECT_RESOURCE, {"version": 3, "bindings": [binding]}, conflict=409)
     get = "tpu.v2:projects.locations.nodes.get"
     assert call(iam.judgement("7/0"), get) is not None, "a binding with a condition gives nothing"
     reader = {"email": DEFAULT_ACCOUNT, "scope": ["https://www.googleapis.com/auth/devstorage.read_only"]}
@@ -202,6 +202,30 @@ def test_a_binding_takes_effect_late(iam: Iam, monkeypatch: pytest.MonkeyPatch) 
     iam.grant(PROJECT_RESOURCE, f"serviceAccount:{RUNNER}", "roles/tpu.admin")
     iam.settings.update({"realism": "strict"})
     assert call(worker, "tpu.v2:projects.locations.nodes.delete") is None
+
+
+@pytest.mark.parametrize("resource", [PROJECT_RESOURCE, "buckets/b", f"{PROJECT_RESOURCE}/zones/z/instances/i"])
+def test_conditions_are_shown_and_kept_by_version_3_alone(iam: Iam, resource: str) -> None:
+    binding = {"role": "roles/tpu.admin", "members": ["user:you@example.com"], "condition": {"title": "t"}}
+    with pytest.raises(ApiError, match="need policy version 3"):
+        iam.policies.set(resource, {"bindings": [binding]}, conflict=409)
+    iam.policies.set(resource, {"version": 3, "bindings": [binding]}, conflict=409)
+    assert iam.policies.get(resource)["bindings"] == [binding]
+    old = iam.policies.get(resource, 1)
+    assert (old["version"], "condition" in old["bindings"][0]) == (1, False)
+    assert old["bindings"][0]["role"].startswith("roles/tpu.admin_withcond_")
+    with pytest.raises(ApiError, match=r"Role .*_withcond_.* is not supported"):
+        iam.policies.set(resource, old, conflict=409)
+
+
+@pytest.mark.parametrize("resource", [PROJECT_RESOURCE, "buckets/b", f"{PROJECT_RESOURCE}/serviceAccounts/other"])
+def test_an_account_made_again_has_none_of_the_roles_of_the_deleted_one(iam: Iam, resource: str) -> None:
+    iam.grant(resource, f"serviceAccount:{RUNNER}", "roles/tpu.admin")
+    iam.policies.mark_deleted(RUNNER, "107")
+    [binding] = iam.policies.get(resource)["bindings"]
+    assert binding["members"] == [f"deleted:serviceAccount:{RUNNER}?uid=107"]
+    iam.policies.set(resource, iam.policies.get(resource), conflict=409)  # as a client sends it back
+    assert call(iam.judgement("7/0"), "tpu.v2:projects.locations.nodes.delete") is not None
 
 
 def test_a_custom_role_contains_what_it_lists(iam: Iam) -> None:

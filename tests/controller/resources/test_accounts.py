@@ -45,6 +45,18 @@ OURS = (
 )
 
 
+def test_an_account_that_is_made_again_gets_its_roles_again(project: EmulatedProject) -> None:
+    project.create_shared()
+    email = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
+    project.cloud.call_ok("DELETE", f"iam/v1/{PROJECT}/serviceAccounts/{email}")
+    project.context.known_accounts.clear()
+    members = str(project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {}))
+    assert f"deleted:serviceAccount:{email}?uid=" in members
+    project.create_shared()
+    assert roles(project, "") == OURS
+    destroy(project.shared_resources(), project.context)
+
+
 def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(project: EmulatedProject) -> None:
     project.create_shared()
     assert roles(project, "") == OURS

@@ -7,9 +7,9 @@ import pytest
 from controller.core.errors import CloudError
 from controller.gcp.google_errors import ConflictError
 from controller.plan.build import preview_resources
-from controller.reconcile import NotEnabled, destroy, reconcile
+from controller.reconcile import Change, Diff, NotEnabled, destroy, reconcile
 from controller.resources import bucket
-from controller.resources.services import BillingBudget
+from controller.resources.services import BillingBudget, Services
 from tests.controller.localcloud.harness import PROJECT, REGION
 from tests.controller.resources.conftest import EmulatedProject
 
@@ -132,6 +132,15 @@ def test_only_what_is_missing_is_enabled(project: EmulatedProject) -> None:
     project.create_shared()
     [request] = [r for r in project.cloud.request_log()[before:] if r["mutating"]]
     assert request["body"] == {"serviceIds": ["iap.googleapis.com", "tpu.googleapis.com"]}
+
+
+def test_what_is_enabled_already_needs_no_waiting(project: EmulatedProject) -> None:
+    """As when two enable it at once: the operation that Google answers with does not exist."""
+    services = next(one for one in project.shared_resources() if isinstance(one, Services))
+    before = len(project.cloud.request_log())
+    services.apply(project.context, {}, Diff("update", (Change("apis", (), services.apis),)))
+    assert {r["call"] for r in project.cloud.request_log()[before:]} == {"services.batchEnable"}
+    project.cloud.refused("GET", "serviceusage/v1/operations/noop.DONE_OPERATION", None, 404)
 
 
 def test_a_project_where_nothing_is_enabled(project: EmulatedProject) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from controller.localcloud.apis.objects import Blobs, Objects
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.iam import format_etag
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from tests.controller.localcloud.harness import EmulatedCloud, wait_for
@@ -118,6 +119,36 @@ def test_a_bucket_keeps_deleted_objects_unless_told_otherwise(
 @pytest.mark.parametrize("name", ["goog-runs", "my-google-runs", "x" * 64, "ab"])
 def test_a_bucket_name_that_google_refuses(cloud: EmulatedCloud, name: str) -> None:
     cloud.refused("POST", f"{BUCKETS}?project=slipway-local", {"name": name}, 400, "Invalid bucket name")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("us-central1", "region"), ("EU", "multi-region"), ("nam4", "dual-region"), (None, "multi-region")],
+)
+def test_a_bucket_is_where_google_has_places(cloud: EmulatedCloud, place: str | None, kind: str) -> None:
+    body = {"name": f"bucket-at-{place or 'home'}".lower(), **({"location": place} if place else {})}
+    made = cloud.call_ok("POST", "storage/v1/b?project=slipway-local", body)
+    assert (made["locationType"], made["etag"]) == (kind, format_etag(1))
+    changed = cloud.call_ok("PATCH", f"storage/v1/b/{body['name']}", {"labels": {"a": "b"}})
+    assert changed["etag"] != made["etag"]
+
+
+@pytest.mark.parametrize("place", ["us-central1-a", "us-central", "everywhere", "nam12", "us-central1,us-east1"])
+def test_a_bucket_is_refused_anywhere_else(cloud: EmulatedCloud, place: str) -> None:
+    body = {"name": "bucket-nowhere", "location": place}
+    cloud.refused("POST", "storage/v1/b?project=slipway-local", body, 400, "location constraint is not valid")
+
+
+def test_a_page_of_a_list_has_a_thousand_objects_at_most(tmp_path: Path) -> None:
+    """Description of objects.list.maxResults: or 1,000 items, whichever is smaller."""
+    store = Store(tmp_path / "state.db")
+    store.put("bucket", "b", {"name": "b"})
+    objects = Objects(store, Blobs(tmp_path), lambda _: None, Settings(store))
+    rows = [("b", f"{number:04d}", 1, "", "{}") for number in range(1001)]
+    store.database.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?)", rows)
+    for asked in ({}, {"maxResults": "5000"}, {"maxResults": "1000"}):
+        items, _, token = objects.list("b", asked)
+        assert (len(items), token is not None) == (1000, True)
 
 
 def test_an_object_comes_back_with_its_hashes(bucket: Bucket) -> None:
