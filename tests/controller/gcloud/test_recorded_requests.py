@@ -15,6 +15,8 @@ import pytest
 from conf.schema.config import Config
 from controller.checks.preflight import probe_cloud
 from controller.context import Context
+from controller.gcp.client import GoogleClient
+from controller.gcp.methods import _discovery_document
 from controller.localcloud.http.discovery import Validation, load_discovery
 from controller.reconcile import destroy, reconcile
 from controller.resources.accounts import AccountRoles, BastionRoles, ServiceAccount
@@ -71,8 +73,26 @@ SAME = {
 """gcloud's words in the recording, and ours for the same thing. The longest is put in first."""
 
 
+Answered = list[tuple[str, str, Any]]
+
+
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def answered() -> Iterator[Answered]:
+    """API, method and answer of each request that the fixture `sent` makes."""
+    found: Answered = []
+    once = GoogleClient._execute_once
+
+    def noted(client: GoogleClient, api: str, method: str, *rest: Any, **more: Any) -> Any:
+        found.append((api, method, answer := once(client, api, method, *rest, **more)))
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GoogleClient, "_execute_once", noted)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory, answered: Answered) -> Iterator[list[dict[str, Any]]]:
     """The requests of making and deleting everything: in a network of our own, and in `default` made by hand."""
     folder = tmp_path_factory.mktemp("parity")
     cloud = EmulatedCloud(folder / "state")
@@ -187,6 +207,57 @@ def test_every_kind_of_request_is_compared_or_named(sent: list[dict[str, Any]]) 
 def test_no_request_was_refused_as_malformed(sent: list[dict[str, Any]]) -> None:
     """Each was judged by Google's discovery documents."""
     assert [r for r in sent if r["status"] in (400, 405, 500, 501)] == []
+
+
+def test_every_answer_is_as_discovery_describes_it(sent: list[dict[str, Any]], answered: Answered) -> None:
+    assert len({(api, method) for api, method, _ in answered}) > 60
+    wrong = set[str]()
+    for api, method, answer in answered:
+        document = method_place = _discovery_document(api)
+        *parents, leaf = method.split(".")
+        for parent in parents:
+            method_place = method_place["resources"][parent]
+        schema = method_place["methods"][leaf.removesuffix("_media")].get("response", {})
+        wrong |= set(misfits(answer, schema, document["schemas"], f"{api} {method}: "))
+    assert not wrong
+
+
+KINDS: dict[str, Any] = {
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,
+}  # fmt: skip
+
+
+def misfits(value: Any, schema: dict[str, Any], schemas: dict[str, Any], at: str) -> Iterator[str]:
+    """What in an answer the schema does not have: fields, types and words of an enumeration."""
+    schema = schemas.get(schema.get("$ref", ""), schema)
+    kind = schema.get("type", "any")
+    if kind == "any":
+        return
+    if not isinstance(value, KINDS[kind]) or ("enum" in schema and value not in schema["enum"]):
+        yield f"{at} {value!r}"
+    elif isinstance(value, list):
+        for item in value:
+            yield from misfits(item, schema["items"], schemas, f"{at}[]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            known = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
+            yield from [f"{at}.{name}"] if known is None else misfits(item, known, schemas, f"{at}.{name}")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"name": 1},
+        {"apis": []},
+        {"lifecycleState": "GONE"},
+        {"labels": {"a": 1}},
+        {"projectNumber": 7},
+    ],
+    ids=str,
+)
+def test_what_discovery_does_not_describe_is_found(answer: dict[str, Any]) -> None:
+    schemas = _discovery_document("cloudresourcemanager")["schemas"]
+    assert len(list(misfits(answer, {"$ref": "Project"}, schemas, ""))) == 1
 
 
 def test_we_send_nothing_that_google_ignores(sent: list[dict[str, Any]]) -> None:
