@@ -20,7 +20,7 @@ def dumps(value: Any, **how: Any) -> str:
         return json.dumps(_explained(value), allow_nan=False, **how)
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes | bytearray) -> Any:
     """Parse as `json.loads` does; an integer that no float can hold is infinite, as 1e999 is: no reader overflows."""
     return json.loads(text, parse_int=_integer)
 

@@ -178,7 +178,9 @@ def order_problem(order: dict[str, Any]) -> str:
         ("asked", -MAX_SECONDS, MAX_SECONDS),
     ):
         value: Any = order.get(key, "")
-        if (value is not None or key == "asked") and not (type(value) in (int, float) and least <= value <= most):
+        if value is None and key != "asked":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             return f"{key} is no number from {least:g} to {most:g}"
     deletes = order.get("deletes")
     if not isinstance(deletes, list) or not all(isinstance(url, str) for url in deletes):

@@ -92,7 +92,8 @@ def slipway(
         if request.node.get_closest_marker("sleeps") is None:
             awake.enter_context(emulator.mark_in_use(cloud))
             monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
-            awake.enter_context(virtual_time(tmp_path / "time"))
+            if request.node.get_closest_marker("real_time") is None:
+                awake.enter_context(virtual_time(tmp_path / "time"))
         made = SlipwayCli(home, repository, capsys, {**os.environ})
         yield made
     cloud = emulator.state_folder(str(made.home))  # a test may choose another home

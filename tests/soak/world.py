@@ -347,9 +347,12 @@ class World:
 
 
 def billed(state: dict[str, Any]) -> dict[str, Any]:
-    """What of the pods is billed: neither requests in a queue, nor what was taken away or has stopped."""
+    """What of the pods is billed: no request in a queue, no group beside its VMs, and nothing taken away or stopped."""
     ended = ("PREEMPTED", "TERMINATED", "STOPPED")
-    parts = {name: part for name, part in planes.pods(state).items() if name not in state["queued"]}
+    found = planes.pods(state).items()
+    parts = {
+        name: part for name, part in found if name not in state["queued"] and "/instanceGroupManagers/" not in name
+    }
     return {name: part for name, part in parts.items() if not {part.get("state"), part.get("status")} & {*ended}}
 
 

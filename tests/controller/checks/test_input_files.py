@@ -38,10 +38,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asset(folder: Path) -> str:
-    return f"+assets.datasets.mine.path={folder}"
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -56,7 +52,7 @@ def asset(folder: Path) -> str:
     ],
 )
 def test_a_name_must_match_a_file_of_its_asset(folder: Path, override: str, said: str | None) -> None:
-    found = offline(*JSONL, "data.path=assets://mine/train/*.jsonl", asset(folder), override)
+    found = offline(*JSONL, "data.path=assets://mine/train/*.jsonl", f"+assets.datasets.mine.path={folder}", override)
     assert found == [] if said is None else found[0].startswith(said), found
 
 
@@ -100,7 +96,8 @@ def test_a_name_must_match_an_object_of_its_bucket(override: str, said: str | No
 
 
 def test_a_part_is_left_for_validation(folder: Path) -> None:
-    text = (*TEXT, asset(folder), "data.path=assets://mine/train/*.jsonl", "data.packing=windows")
+    text = (*TEXT, f"+assets.datasets.mine.path={folder}", "data.path=assets://mine/train/*.jsonl")
+    text = (*text, "data.packing=windows")
     assert offline(*text) == []
     [short] = offline(*text, "data.eval_fraction=0.05")
     assert short == (
@@ -373,8 +370,7 @@ def test_tokens_are_counted_by_a_tokenizer_that_is_here(rows: Path) -> None:
     ("head", "said"),
     [
         (gzip.compress(b"{}"), "is compressed by gzip: unpack it with gunzip"),
-        ("{}".encode("utf-16"), "is text in UTF-16: save it as UTF-8"),
-        (b"\xfe\xff\0{\0}", "is text in UTF-16: save it as UTF-8"),
+        *((head, "is text in UTF-16: save it as UTF-8") for head in ("{}".encode("utf-16"), b"\xfe\xff\0{\0}")),
         (b"\x28\xb5\x2f\xfd\x04", "is compressed by Zstandard: unpack it with unzstd"),
         (b"PK\x03\x04\x14", "is a zip archive: unpack it with unzip"),
         (b"PAR1\x15\x04", "is Parquet: read it with data=parquet"),

@@ -283,9 +283,9 @@ def test_no_operation_is_waited_for_for_ever(wait: Callable[..., object], second
 
     caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), project="p", clock=clock, poll_seconds=60.0)
     hint = "" if seconds is None else "; if it needs more time, raise tpu.create_timeout_minutes"
-    with pytest.raises(OperationFailedError, match=rf"not done after {seconds or 1200:.0f} s{hint}$") as late:
+    with pytest.raises(OperationFailedError, match=rf"not done after {seconds or 2400:.0f} s{hint}$") as late:
         wait(caller, {"name": "op", "status": "RUNNING"}, *([] if seconds is None else [seconds]))
-    assert (late.value.reason, clock.elapsed) == ("DEADLINE_EXCEEDED", pytest.approx((seconds or 1200) + 60, abs=60))
+    assert (late.value.reason, clock.elapsed) == ("DEADLINE_EXCEEDED", pytest.approx((seconds or 2400) + 60, abs=60))
 
 
 @pytest.mark.parametrize("more", [{}, {"done": True}, {"done": True, "response": {}}])

@@ -16,6 +16,7 @@ from google.oauth2.credentials import Credentials
 
 from conf.schema.assets import Asset
 from controller.core.errors import CloudError, ConfigError
+from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.inputs.download import download_file, run_recipe, token_for
 from controller.inputs.env_inputs import Vault
@@ -26,7 +27,6 @@ from controller.resources.uploads.bucket_assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.controller.resources.uploads.conftest import Project, context_of
-from tests.fakes.clock import ManualClock
 from tests.fakes.loopback import Loopback
 
 CONTENT = b"rows\n" * 400_000
@@ -311,7 +311,7 @@ def test_an_upload_goes_on_where_it_was_cut_off(
     (project := EmulatedCloud(cloud.state)).establish()
     project.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": "US"})
     (file := tmp_path / "big").write_bytes(CONTENT)
-    google, session = GoogleClient(Credentials(token=cloud.token), ManualClock(), cloud.roots), tmp_path / "session"
+    google, session = GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots), tmp_path / "session"
 
     def killed(size: int) -> None:
         if size > 0:

@@ -15,9 +15,8 @@ import pytest
 from controller.resources import vpc
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
-from tests.scenarios.unattended.test_two_controllers import Controller, controllers, slipway
+from tests.scenarios.unattended.test_two_controllers import Controller, controllers
 
-__all__ = ["slipway"]
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 SPREAD_SECONDS, DOWN_SECONDS = 6.0, (2.0, 10.0)
 """How long after the first `up` the last one starts, and when `down` does; a lone `up` has its pod after seven."""

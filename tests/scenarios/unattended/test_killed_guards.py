@@ -15,12 +15,11 @@ from controller.localcloud.vms.processes import MARKER
 from tests.controller.cli.verbs.test_up import workers_home
 from tests.controller.conftest import SlipwayCli
 from tests.planes import Plane
-from tests.scenarios.unattended.test_two_controllers import Controller, controllers, slipway
+from tests.scenarios.unattended.test_two_controllers import Controller, controllers
 from tests.soak.strikes import GUARDS, processes, send
 from tests.soak.world import billed
 
-__all__ = ["slipway"]
-pytestmark = [pytest.mark.e2e, pytest.mark.deep]
+pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.real_time]
 LIMIT_SECONDS, LATE_SECONDS, SAID_SECONDS = 150.0, 120.0, 60.0
 """What a run may take, in time of its pod; how much later that may be gone; how soon the controller says what died."""
 IN_POD = ("supervisor", "watchdog", "switch")

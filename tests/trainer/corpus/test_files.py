@@ -251,11 +251,8 @@ def test_programs_write_to_a_bucket_what_they_write_to_a_folder(folder: Path) ->
         assert epath.Path(f"{BUCKET}/new/tokenizer/{name}").read_bytes() == (folder / "tokenizer" / name).read_bytes()
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_named(
-    folder: Path, bucket: BucketFileSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_that_is_replaced_while_it_is_read_is_named(folder: Path, bucket: BucketFileSystem) -> None:
     """Its generation tells."""
-    monkeypatch.setattr(gcsfs.retry, "min", lambda *_: 0.0, raising=False)  # of the pauses
     for name, kind, group in (("docs.parquet", ParquetData, "parquet"), ("docs.jsonl", JsonlData, "jsonl")):
         address = f"{BUCKET}/replaced/{name}"
         bucket.put(str(folder / name), address)

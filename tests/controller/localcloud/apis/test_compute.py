@@ -160,7 +160,8 @@ def test_services_are_enabled(cloud: EmulatedCloud) -> None:
     assert cloud.call_ok("GET", f"{usage}/artifactregistry.googleapis.com")["state"] == "DISABLED"
     operation = cloud.call_ok("POST", f"{usage}:batchEnable", {"serviceIds": ["artifactregistry.googleapis.com"]})
     assert operation["name"].startswith("operations/")
-    assert cloud.call_ok("GET", f"serviceusage/v1/{operation['name']}")["metadata"]["verb"] == "enable"
+    metadata = cloud.call_ok("GET", f"serviceusage/v1/{operation['name']}")["metadata"]
+    assert metadata == {"resourceNames": ["services/artifactregistry.googleapis.com"]}
     cloud.call_ok("POST", f"{usage}/oslogin.googleapis.com:disable", {})
     enabled = cloud.call_ok("GET", f"{usage}?filter=state:ENABLED")["services"]
     names = {service["config"]["name"] for service in enabled}

@@ -102,7 +102,7 @@ def test_a_refusal_is_told_although_its_group_cannot_be_deleted_yet(
 ) -> None:
     """The search goes on; the next verb deletes the group."""
     made, send = pod(project, *GROUP), project.context.google.change_pod
-    monkeypatch.setattr(deletions, "DELETE_SECONDS", 0.0)
+    monkeypatch.setattr(deletions, "OPERATION_SECONDS", 0.0)
     monkeypatch.setattr(deletions, "PROVISIONING_SECONDS", 0.0)
     refusals = {
         "instanceGroupManagers.resize": GoogleError("resize", 400, "invalid", "The URL is malformed."),

@@ -221,11 +221,11 @@ def test_a_broken_file_is_one_line_and_one_that_was_being_written_is_the_old_one
     gone = replace(GONE, project=context.project)
     record_deletion(context, gone)
 
-    def killed(self: Path, text: str) -> int:
-        self.write_bytes(text.encode()[:9])
+    def killed(self: Path, content: bytes) -> int:
+        self.write_text(content.decode()[:9])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", killed)
+    monkeypatch.setattr(Path, "write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):
         record_deletion(context, gone)
     monkeypatch.undo()
@@ -317,7 +317,7 @@ def test_a_refusal_that_passes_is_waited_for_and_one_that_does_not_is_on_record(
     claim(project, made)
     refusal = {"kind": "http", "match": f"DELETE .*/{made.node.name}$", **busy}
     project.inject_fault(**refusal, times=999)
-    monkeypatch.setattr(deletions, "DELETE_SECONDS", 0.0)
+    monkeypatch.setattr(deletions, "OPERATION_SECONDS", 0.0)
     with pytest.raises(
         DeletionPendingError, match=f"{made.node.name} in .* is ready, and Google does not delete it yet"
     ):
