@@ -115,7 +115,8 @@ def sent(tmp_path_factory: pytest.TempPathFactory, answered: Answered) -> Iterat
     )
     driver = ServiceAccount(name="sa-driver")
     acts = AccountRoles(name="sa-driver", account=driver, on="sa-runner", roles=("roles/iam.serviceAccountUser",))
-    reconcile([account, driver, acts, machine, of_its_own], context)
+    reconcile([account, driver, acts, machine], context)
+    reconcile([account, of_its_own], context)
     machine.serial_output(context)
     destroy([account, driver, acts, machine, of_its_own], context)
     yield cloud.request_log()[told:]
