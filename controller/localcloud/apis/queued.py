@@ -178,9 +178,11 @@ class QueuedResources(Service):
         if live and not call.flag("force"):
             state = queued["state"]["state"]
             raise failed_precondition(f"{name} is {state} and has nodes ({live[0]}); delete them first, or use force")
+        location = self.nodes.location(call)
+        if queued["state"]["state"] == "DELETING":  # another request does not begin the deletion anew
+            return as_longrunning(self.operations.begin(location, "delete", name))
         self.operations.cancel_for(name)
         self.store.put("queued", name, {**queued, "state": state_document("DELETING")})
-        location = self.nodes.location(call)
         return as_longrunning(self.operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
 
     def _live_nodes(self, queued: str) -> list[str]:

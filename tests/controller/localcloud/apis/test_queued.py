@@ -56,6 +56,13 @@ def test_a_queued_resource_waits_for_capacity(cloud: EmulatedCloud, net: str) ->
     assert cloud.node_state("patient-node") is None
 
 
+def test_who_asks_again_and_again_for_a_deletion_does_not_hold_it_up(cloud: EmulatedCloud, net: str) -> None:
+    """As a dead man's switch does."""
+    ask(cloud, "nagged")
+    await_state(cloud, "nagged", "ACTIVE")
+    wait_for(lambda: cloud.call("DELETE", f"{QUEUED}/nagged?force=true")[0] == 404, "it is gone")
+
+
 @pytest.mark.parametrize(
     ("fault", "fields", "state", "code", "words"),
     [
