@@ -135,6 +135,7 @@ def _count_request(before: str | None, log: int, number: int, life: Path | None)
             by name. Those of leases, which each controller makes, count anew.
     """
     from controller.gcp.client import GoogleClient
+    from controller.gcp.google_errors import GoogleError
     from controller.ssh.connection import Connection
 
     file = life / "made" if life is not None else None
@@ -155,10 +156,19 @@ def _count_request(before: str | None, log: int, number: int, life: Path | None)
                 with file.open("a") as out:
                     out.write(f"{kind}\n")
 
+    refused = set[str]()
+
     def counted(method: Any, kind: Callable[..., str]) -> Any:
         def act(self: Any, *arguments: Any, **more: Any) -> Any:
-            about_to(kind(*arguments))
-            return method(self, *arguments, **more)
+            what = kind(*arguments)
+            if what not in refused:  # else it is the same request once more: how often Google refuses it differs
+                about_to(what)
+            refused.discard(what)
+            try:
+                return method(self, *arguments, **more)
+            except GoogleError:
+                refused.add(what)
+                raise
 
         return act
 
