@@ -26,7 +26,6 @@ from controller.cli.flags import flags
 from controller.records.index import RECALLING_VERBS
 from tests.docs.commands import PLACEHOLDERS, Step
 from tests.emulators import Emulators
-from tests.virtual_time import virtual_time
 
 SMALL = ("scale=tiny", "logging.log_interval=1", "tpu.accelerator_type=v5litepod-4", "env.packages=image")
 OWN_SCALE = ("plan", "fit", "rehearse")
@@ -111,7 +110,7 @@ class Reader:
     def _elsewhere(self, typed: list[str], waits: str) -> tuple[int, str]:
         """Type a command in another terminal; if it waits for Ctrl-C, send it once it does what it says."""
         listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell may have ignored it
-        script = f"import signal, sys; from tests.virtual_time import main; {listening}; sys.exit(main())"
+        script = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
         argv = [sys.executable, "-u", "-c", script, *typed]
         running = subprocess.Popen(
             argv, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -161,7 +160,6 @@ def reader(
     monkeypatch.chdir(folder)
     for name, value in {"SLIPWAY_HOME": home, "HOME": tmp_path, "SHELL": "/bin/bash", "BROWSER": "true"}.items():
         monkeypatch.setenv(name, str(value))
-    with virtual_time(tmp_path / "time"):
-        yield Reader(folder, home, capsys)
+    yield Reader(folder, home, capsys)
     status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
     assert status == 0, words

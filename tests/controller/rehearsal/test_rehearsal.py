@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from tests.composed import config_of
 from tests.conftest import deep
 from tests.emulators import Emulators
 from tests.paths import ROOT
-from tests.virtual_time import virtual_time
 
 FLAGSHIP = "gemma2b_gsm8k tpu.accelerator_type=v4-16 tpu.zone=us-central2-b loop.steps=3 loop.updates_per_rollout=1"
 """Half as many workers and devices, which is what every run of the tests has time for."""
@@ -45,14 +43,13 @@ RESUMED = re.compile(
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Path:
     """A state folder; the emulated clouds of rehearsals are forked."""
     monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     (tmp_path / "repository").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
-    with virtual_time(tmp_path / "time"):
-        yield tmp_path / "home"
+    return tmp_path / "home"
 
 
 def rehearse(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import permutations
@@ -20,7 +21,6 @@ from controller.records import index
 from controller.resources.pod.capacity_log import load_entries
 from tests.emulators import Emulators
 from tests.paths import ROOT
-from tests.virtual_time import IN_VIRTUAL_TIME, virtual_time
 
 pytestmark = pytest.mark.e2e
 SHORT = [
@@ -109,7 +109,6 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators)
     monkeypatch.chdir(tmp_path)
     made: list[Path] = []
     with ExitStack() as awake:
-        awake.enter_context(virtual_time(tmp_path / "time"))
 
         def enter(name: str) -> Path:
             monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / name))
@@ -174,8 +173,8 @@ def test_a_run_has_the_same_weights_when_it_is_preempted_and_when_another_slipwa
     for name in ("conf", "controller", "trainer"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
     (clone / "trainer" / "main.py").write_text("raise SystemExit('this is not the code of the record')\n")
-    words = [*IN_VIRTUAL_TIME, "up", "--run", row["run"]]
-    environment = {**os.environ, "PYTHONPATH": f"{clone}:{ROOT}"}
+    words = [sys.executable, "-m", "controller", "up", "--run", row["run"]]
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
     done = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same(disturbed, folder_of(home, f"{row['run']}-r1/"))

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from tests.planes import Plane
 from tests.scenarios.experiments.test_quickstart import assert_same, folder_of, homes
-from tests.virtual_time import IN_VIRTUAL_TIME
 
 __all__ = ["homes"]
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
@@ -29,7 +29,7 @@ SHORT = [
 def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
     """What was said, the steps as they were computed, and the loss of each as it was computed last."""
     done = subprocess.run(
-        [*IN_VIRTUAL_TIME, "up", "--json", *SHORT, *words],
+        [sys.executable, "-P", "-m", "controller", "up", "--json", *SHORT, *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,6 @@ from controller.cli import main
 from tests.controller.conftest import internal_errors
 from tests.emulators import Emulators
 from tests.paths import ROOT
-from tests.virtual_time import virtual_time
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.xdist_group("own_programs")]
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
@@ -84,7 +83,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Itera
         patch.chdir(repository)
         patch.setenv("SLIPWAY_HOME", str(home))
         patch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
-        with emulator.mark_in_use(cloud), virtual_time(folder / "time"):
+        with emulator.mark_in_use(cloud):
             yield Lab(home)
         mistakes = internal_errors(cloud)
         status, words = emulator.run_emulator_verb(["wipe"], cloud)

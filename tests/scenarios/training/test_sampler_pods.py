@@ -17,7 +17,7 @@ from tests.scenarios.experiments.test_quickstart import assert_same, client
 from tests.scenarios.unattended.test_two_controllers import controllers
 from trainer.rl.remote.journal import decode
 
-pytestmark = [pytest.mark.e2e, pytest.mark.deep]
+pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.real_time]
 STEPS, ROWS, DEPTH = 8, 64, 1
 POD, SAMPLERS = "trainer", "trainer-sampler-1"
 TRAINING = [
