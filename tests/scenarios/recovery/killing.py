@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -52,6 +53,9 @@ def main() -> None:
         try:
             code = _serve(order["serve"], order["agents"], order["home"]) if "serve" in order else _run(**order)
             sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(code)
     for pid in served:
