@@ -252,6 +252,8 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
     announced = False
     try:
         while True:
+            # Deadlines hold as of before a look or an act: a controller that was stopped for long tries once more.
+            was_late, was_stuck, service_was_late, busy_was_late = late(), stuck(), service_late(), busy_late()
             current = _observe(resource, context, observed)
             if isinstance(current, Unknown):
                 raise ConfigError(f"{resource.title}: {current.why}")
@@ -260,8 +262,8 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
                     announced = True
                     context.events.emit("step_started", resource.id, current.why, title=resource.title)
                 if current != pending:
-                    pending, stuck = current, context.clock.deadline(current.seconds)
-                if stuck() or late():
+                    pending, stuck, was_stuck = current, context.clock.deadline(current.seconds), False
+                if was_stuck or was_late:
                     raise CloudError(_timeout_error(resource, current, context.clock.monotonic() - began))
                 context.clock.sleep(context.poll_seconds)
                 continue
@@ -288,7 +290,7 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
             try:
                 resource.apply(context, observed, diff)
             except ServiceDisabledError:  # Google takes some minutes to propagate an enabled API
-                if service_late():
+                if service_was_late:
                     raise
                 acts.pop()
                 context.clock.sleep(context.poll_seconds)
@@ -297,7 +299,7 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
                     raise
                 raise VanishedError(f"{resource.title}: {error.message}") from error
             except GoogleError as error:
-                if not error.is_busy or busy_late():
+                if not error.is_busy or busy_was_late:
                     raise
                 acts.pop()
                 context.clock.sleep(context.poll_seconds)
@@ -339,11 +341,12 @@ def _destroy_when_ready(resource: Resource, context: Context) -> None:
     """Delete a resource once nothing else is under way on it."""
     late = context.clock.deadline(BUSY_SECONDS)
     while True:
+        was_late = late()  # as in `settle`
         try:
             return resource.destroy(context)
         except NotFoundError:
             return None  # somebody else has deleted it since it was seen
         except GoogleError as error:
-            if not error.is_busy or late():
+            if not error.is_busy or was_late:
                 raise
         context.clock.sleep(context.poll_seconds)

@@ -39,22 +39,14 @@ class SharedTime:
 
     def __init__(self, file: Path) -> None:
         self._file = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        if os.fstat(self._file).st_size < 16:
-            os.ftruncate(self._file, 16)
-        self._map = mmap.mmap(self._file, 16)
+        if os.fstat(self._file).st_size < 8:
+            os.ftruncate(self._file, 8)
+        self._map = mmap.mmap(self._file, 8)
         self._lock = threading.Lock()
 
     @property
     def skipped(self) -> float:
-        return struct.unpack("d", self._map[:8])[0]
-
-    @property
-    def slept(self) -> float:
-        """Seconds in which the controllers' machine slept, and its monotonic clock with it."""
-        return struct.unpack("d", self._map[8:])[0]
-
-    def sleep_machine(self, seconds: float) -> None:
-        self._map[8:] = struct.pack("d", self.slept + seconds)
+        return struct.unpack("d", self._map[:])[0]
 
     def skip(self, seconds: float) -> None:
         self.skip_to(_monotonic() + self.skipped + seconds)
@@ -64,7 +56,7 @@ class SharedTime:
         with self._lock:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
-                self._map[:8] = struct.pack("d", max(self.skipped, moment - _monotonic()))
+                self._map[:] = struct.pack("d", max(self.skipped, moment - _monotonic()))
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
@@ -80,13 +72,13 @@ class VirtualClock(Clock):
         self._shared = shared
 
     def now(self) -> float:
-        return super().now() + self._shared.skipped + self._shared.slept
+        return super().now() + self._shared.skipped
 
     def monotonic(self) -> float:
         return _monotonic() + self._shared.skipped
 
     def boot_time(self) -> float:
-        return super().boot_time() + self._shared.skipped + self._shared.slept
+        return super().boot_time() + self._shared.skipped
 
     def sleep(self, seconds: float) -> None:
         end, really = self.monotonic() + seconds, _monotonic() + seconds / SPEED
@@ -128,8 +120,8 @@ class _Selector(selectors.DefaultSelector):
 
 def live_in(shared: SharedTime) -> None:
     """Make this process, an emulated cloud, live in that time until it ends; its event loop is yet to be made."""
-    time.time = lambda: _time() + shared.skipped + shared.slept
-    time.monotonic = lambda: _monotonic() + shared.skipped + shared.slept
+    time.time = lambda: _time() + shared.skipped
+    time.monotonic = lambda: _monotonic() + shared.skipped
 
     class Policy(asyncio.DefaultEventLoopPolicy):
         def new_event_loop(self) -> asyncio.AbstractEventLoop:

@@ -92,7 +92,7 @@ def drive(
         recorder.finish_after_crash(result, driver.spending)
         screen.show_result(result, again=not deleted)
         return result
-    with recorder.recording(), driven_here(run_lock(context, plan.run_id)):
+    with recorder.recording(), driven_here(run_lock(context, plan.run_id)), driver.fenced():
         if emulator is not None:
             emulator.inject_faults(plan.run_id, plan.config.cloud)
         for line in retry_deletions(context):
@@ -153,7 +153,7 @@ class RunDriver:
             LeaseLostError: another controller acts on the pod, by accident or by request.
         """
         try:
-            with lease_guard(self.lease, self.plan, self.context):
+            with lease_guard(self.lease, self.plan, self.context), self.fenced():
                 self.lease.listen()
                 self.context.before_pod_write = self.context.google.before_pod_write = self._ensure_unfinished
                 self.context.on_surplus = self.spending.add_surplus
@@ -163,14 +163,28 @@ class RunDriver:
                     self._emit_note(str(finished))
                     self.lease.release("finished", 0)
                     return finished.result
-                except InterruptedSleepError:
-                    self.lease.raise_if_lost()  # the controller that fences us wakes us up
-                    raise
         except ReleaseRequestedError as asked:
             if not asked.ends_run:
                 raise
             self._emit_note(str(asked))
             return None
+
+    @contextmanager
+    def fenced(self) -> Iterator[None]:
+        """Raise LeaseLostError for each end of a controller that has lost its lease, which it may not know yet.
+
+        The controller that took the lease over keeps the record of the run: a failure of this one is none of the run.
+        """
+        try:
+            yield
+        except InterruptedSleepError:
+            self.lease.raise_if_lost()  # the controller that fences us wakes us up
+            raise
+        except SlipwayError:
+            if self.lease.held:
+                with suppress(GoogleError):  # a bucket that does not answer tells nothing, and takes no record either
+                    self.lease.ensure()
+            raise
 
     def _ensure_unfinished(self) -> int:
         """Acquire or confirm the lease, as `Lease.ensure`; once it is held, nobody else can finish the run.

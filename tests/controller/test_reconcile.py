@@ -1,6 +1,7 @@
 """The engine against fakes of its own: order, waiting, acting only on a difference, and failing loudly."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -123,6 +124,25 @@ def test_pending_is_waited_for_never_acted_on_and_for_ever_an_error(context: Con
     assert log == []
 
 
+@pytest.mark.parametrize("state", [Pending("creating"), Pending("deleting", 30)])
+def test_a_controller_that_was_stopped_for_long_looks_once_more(context: Context, state: Pending) -> None:
+    """It is stopped between the answer and the deadline."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Stopped(Thing):
+        def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Unknown | Self:
+            seen = super().observe(context, observed)
+            if len(self.script) == 1:
+                context.clock.sleep(100_000)
+            return seen
+
+    store: dict[str, Any] = {}
+    store["a"] = thing = Stopped(name="a", store=store)
+    reconcile([replace(thing, script=[state, state, thing])], context)
+    with pytest.raises(CloudError, match="still not ready after 100002 s"):
+        reconcile([replace(thing, script=[state, state, state])], context)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shared(Thing):
     """A thing that all share; `refusals` are raised by its requests that change it, one after the other."""
@@ -145,6 +165,7 @@ NOT_READY = GoogleError("compute routers.insert", 400, "resourceNotReady", "The 
 HIDDEN = GoogleError("compute operation", 0, "RESOURCE_NOT_READY", "")
 TOO_OFTEN = GoogleError("compute routers.patch", 403, "RESOURCE_OPERATION_RATE_EXCEEDED", "")
 INVALID = GoogleError("compute routers.insert", 400, "INVALID_ARGUMENT", "Invalid value for field 'resource.name'")
+DISABLED = ServiceDisabledError("tpu", 403, "PERMISSION_DENIED", "tpu.googleapis.com has not been used before")
 GONE = NotFoundError("compute routers.insert", 404, "notFound", "The resource 'n' was not found")
 
 
@@ -166,6 +187,31 @@ def test_a_refusal_that_lasts_is_an_error(context: Context, refusal: GoogleError
         with pytest.raises(GoogleError, match=str(refusal.message)):
             act([Shared(name="a", store={}, refusals=[refusal] * 10_000)], context)
         assert context.clock.now() - began == seconds
+
+
+@pytest.mark.parametrize(("act", "refusal"), [(reconcile, NOT_READY), (reconcile, DISABLED), (destroy, NOT_READY)])
+def test_a_controller_that_was_stopped_while_it_acted_acts_once_more(
+    context: Context, act: Callable[..., Any], refusal: GoogleError
+) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Stopped(Shared):
+        def _refuse(self) -> None:
+            if self.refusals:
+                context.clock.sleep(100_000)
+                raise self.refusals.pop(0)
+
+        def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+            self._refuse()
+            super().apply(context, observed, diff)
+
+        def destroy(self, context: Context) -> None:
+            self._refuse()
+            super().destroy(context)
+
+    store: dict[str, Any] = {}
+    act([Stopped(name="a", store=store, refusals=[refusal])], context)
+    with pytest.raises(GoogleError):
+        act([Stopped(name="a", store={}, refusals=[refusal] * 2)], context)
 
 
 def test_what_somebody_deletes_meanwhile_is_made_again_with_all_that_it_needs(context: Context) -> None:
@@ -222,7 +268,7 @@ class Disabled(Thing):
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if len(self.log) < self.refusals:
             self.log.append("refused")
-            raise ServiceDisabledError("tpu", 403, "PERMISSION_DENIED", "tpu.googleapis.com has not been used before")
+            raise DISABLED
         super().apply(context, observed, diff)
 
 

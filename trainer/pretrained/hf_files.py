@@ -214,7 +214,7 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
             continue
         layers = params.setdefault("layers", {})
         if ours not in layers:
-            layers[ours] = np.empty(table["layers"][ours].shape, part.dtype)
+            layers[ours] = np.zeros(table["layers"][ours].shape, part.dtype)
         layers[ours], part = _with_one_dtype(layers[ours], part)
         layers[ours][int(next(word for word in name.split(".") if word.isdigit()))] = part
 

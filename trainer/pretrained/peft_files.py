@@ -151,4 +151,4 @@ def _copy_into(params: Params, table: Params, adapter: _Adapter, part: str, arra
     if adapter.layer is None:
         tree[name] = value
     else:
-        tree.setdefault(name, np.empty(weights[name].shape, np.float32))[adapter.layer] = value
+        tree.setdefault(name, np.zeros(weights[name].shape, np.float32))[adapter.layer] = value

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from controller.core.errors import CloudError, SlipwayError
+from controller.core.errors import CloudError, LeaseLostError, SlipwayError
 from controller.gcp.google_errors import GoogleError, NotFoundError
-from controller.lease import LeaseHeldError, pod_lease
-from controller.lease_store import Identity, LeaseSnapshot
+from controller.lease import Lease, LeaseHeldError, pod_lease
+from controller.lease_store import BucketLeaseStore, Identity, LeaseSnapshot
 from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
@@ -27,7 +27,7 @@ from controller.run.session import open_session
 from tests.controller.gcp.test_outages import STORM
 from tests.controller.recovery.test_recover import recovery as policy
 from tests.controller.run.test_attempt import Watched
-from tests.controller.run.test_damaged_objects import OpenedRun, Scene, opened
+from tests.controller.run.test_damaged_objects import OpenedRun, Scene, begin, opened
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 
@@ -225,6 +225,49 @@ def test_a_lease_that_expires_in_the_outage_stops_each_change(run: OpenedRun, mo
         lease.raise_if_lost()
     assert lease.ensure() == token
     lease.release()
+
+
+def taken_over(run: OpenedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another controller takes pod and run over while this one is stopped for longer than its term."""
+    later = run.context.clock.boot_time() + 3600.0
+    monkeypatch.setattr(run.context.clock, "boot_time", lambda: later)
+    for name, folder in ((run.plan.node.name, "pods"), (run.plan.run_id, "runs")):
+        store = BucketLeaseStore(run.context.google, run.plan.bucket, name, folder)
+        held = store.read()
+        assert held is not None
+        other = Identity("laptop", run.plan.run_id).new_record(held.record.token + 1, 0.0, 60.0)
+        store.write(other, held.generation)
+
+
+def test_a_controller_that_fails_after_it_was_taken_over_records_nothing(
+    run: OpenedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attempt(runner: AttemptRunner) -> Any:
+        begin(runner)
+        taken_over(run, monkeypatch)
+        raise CloudError("the pod was not ready in time")
+
+    monkeypatch.setattr(Lease, "_watch", lambda *_: None)
+    monkeypatch.setattr(AttemptRunner, "run", attempt)
+    with pytest.raises(LeaseLostError, match="took over; this controller stopped"):
+        run.drive()
+    assert [row["state"] for row in index.list_published_rows(run.context.google, run.plan.bucket)] == ["running"]
+
+
+def test_a_controller_that_is_woken_up_while_it_records_the_end_was_taken_over(
+    run: OpenedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = LeaseLostError("laptop of somebody else took over; this controller stopped")
+
+    def finish(driver: RunDriver) -> Any:
+        driver.lease._mark_lost(lost)
+        return Result(run.plan.run_id, "finished", 1, 2.0, 1.0)
+
+    monkeypatch.setattr(RunDriver, "run", finish)
+    monkeypatch.setattr(Recorder, "finish", lambda *_: run.context.clock.raise_if_interrupted())
+    with pytest.raises(LeaseLostError) as raised:
+        run.drive()
+    assert raised.value is lost
 
 
 @pytest.mark.usefixtures("home")

@@ -92,7 +92,7 @@ class Killer:
         """Let a whole term of a lease pass for the cloud and for every controller."""
         for _ in range(3):  # what a stopped controller has sent arrives before
             self.state(home)
-        time_of(str(home)).sleep_machine(2 * TERM_SECONDS)
+        time_of(str(home)).skip(2 * TERM_SECONDS)
 
     def down(self, home: Path) -> None:
         order = self._words(home, 3600, preempted=False)
