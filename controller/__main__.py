@@ -41,7 +41,7 @@ def main() -> int:
             raise
         print(
             f"error: {sys.executable} lacks the package {package}; install Slipway with its dependencies: "
-            "`python -m pip install slipway`, or `-e .` in a clone",
+            "`python -m pip install -e .` in its clone",
             file=sys.stderr,
         )
         return 2

@@ -107,7 +107,9 @@ def wandb_is_possible(config: Config) -> Iterator[Issue]:
         return
     here = config.env.packages == "image" and config.cloud.kind == "local"
     if here and find_spec("wandb") is None:
-        yield Issue("the emulated workers use this machine's packages, which lack wandb: pip install 'slipway[wandb]'")
+        yield Issue(
+            "the emulated workers use this machine's packages, which lack wandb: pip install 'slipway-tpu[wandb]'"
+        )
     source = config.env.secrets.get(WANDB_KEY)
     if wanted.mode == "online" and (not source or (source == "env" and not os.environ.get(WANDB_KEY))):
         yield Issue(

@@ -110,7 +110,7 @@ def evaluations_are_possible(config: Config) -> Iterator[Issue]:
         emulated = config.env.packages == "image" and config.cloud.kind == "local"
         if wanted.run == "lm_eval" and emulated and find_spec("lm_eval") is None:
             why = "the emulated workers use this machine's packages, which lack lm_eval"
-            yield Issue(f"{why}: pip install 'slipway[evals]'", key)
+            yield Issue(f"{why}: pip install 'slipway-tpu[evals]'", key)
 
 
 @check("lm_eval", "error", "loop.evaluations.NAME", of_plan=True)
@@ -142,7 +142,7 @@ def verifiers_environment_is_possible(config: Config) -> Iterator[Issue]:
     emulated = config.env.packages == "image" and config.cloud.kind == "local"
     if emulated and find_spec("verifiers") is None:
         why = "the emulated workers use this machine's packages, which lack verifiers"
-        yield Issue(f"{why}: pip install 'slipway[verifiers]'", key)
+        yield Issue(f"{why}: pip install 'slipway-tpu[verifiers]'", key)
 
 
 @check("verifiers_package", "error", "loop.environment.name", of_plan=True)

@@ -181,7 +181,7 @@ def build_site(state_dir: Path) -> Path:
     if not (SOURCE / "mkdocs.yml").is_file():
         raise ConfigError("the documentation is part of the repository, and this Slipway is installed without it")
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
-        raise ConfigError("the site is built with MkDocs: run `python -m pip install 'slipway[docs]'`")
+        raise ConfigError("the site is built with MkDocs: run `python -m pip install 'slipway-tpu[docs]'`")
     version_hash = hashlib.sha256()  # of the names, sizes and times of the files that the site is made of
     for path in (SOURCE / part for part in PARTS):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -238,6 +238,8 @@ def run_version(command: Command) -> int:
     """`slipway version`, `slipway --version`: print which Slipway this is."""
     from importlib.metadata import version
 
-    installed = version("slipway")
+    from controller.core.this_process import DISTRIBUTION
+
+    installed = version(DISTRIBUTION)
     print(dumps({"version": installed}) if command.flags.json else f"slipway {installed}")
     return 0

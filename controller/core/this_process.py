@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+DISTRIBUTION = "slipway-tpu"
+"""Name of the installed package: `slipway` on PyPI is another project, with a command of the same name."""
 LOOK_SECONDS = 0.5
 """How soon a wait for something else than time notices that it is to end."""
 TOLERANCE_SECONDS = 10.0

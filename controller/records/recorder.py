@@ -24,6 +24,7 @@ from controller.core import json_documents
 from controller.core.events import Event
 from controller.core.json_documents import DamagedRecordError, checked, dump, load, load_json, type_problem
 from controller.core.text import one_line
+from controller.core.this_process import DISTRIBUTION
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError
 from controller.inputs.git import collect_git_status as git_record
@@ -259,7 +260,7 @@ def describe_plan(plan: Plan, overrides: Sequence[str]) -> RunRecord:
     return {
         "run": plan.run_id,
         "repeats": REPEAT_SUFFIX.sub("", plan.run_id) if REPEAT_SUFFIX.search(plan.run_id) else None,
-        "slipway": version("slipway"),
+        "slipway": version(DISTRIBUTION),
         "project": plan.project,
         "bucket": plan.bucket,
         "overrides": list(overrides),

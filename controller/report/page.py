@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from controller.core.text import plural, result_lines
+from controller.core.this_process import DISTRIBUTION
 from controller.report.contents import SPAN_KINDS, ReportModel, Timeline, is_preferred
 from controller.report.drawing import (
     Row,
@@ -329,7 +330,7 @@ def render(report: ReportModel, now: float, scaling: Scaling | None = None) -> s
 def _header(header: Element, report: ReportModel, now: float, sections: Sequence[Section]) -> None:
     add_child(header, "h1", report.name)
     when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M")
-    add_child(header, "p", f"Report of {when} UTC by slipway {version('slipway')}", class_="soft")
+    add_child(header, "p", f"Report of {when} UTC by slipway {version(DISTRIBUTION)}", class_="soft")
     times = [report.times[run.id] for run in report.runs]
     costs = [time.usd for time in times if time.usd is not None]
     states = [run.state for run in report.runs]

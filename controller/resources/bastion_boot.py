@@ -102,9 +102,9 @@ def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, 
         archive, draft = home / "slipway.tar.gz", home / f".slipway-{os.getpid()}"
         archive.write_bytes(packed)
         unpack(archive, draft)
-        about = draft / f"slipway-{orders['version']}.dist-info"
+        about = draft / f"slipway_tpu-{orders['version']}.dist-info"
         about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slipway\nVersion: {orders['version']}\n")
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slipway-tpu\nVersion: {orders['version']}\n")
         draft.rename(source)
     python = sys.executable
     if orders["install"]:

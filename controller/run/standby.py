@@ -14,6 +14,7 @@ from controller.context import Context
 from controller.core.errors import CloudError, LeaseLostError, SlipwayError
 from controller.core.events import BoardScreen
 from controller.core.json_documents import DamagedRecordError, dump
+from controller.core.this_process import DISTRIBUTION
 from controller.emulator import Emulator
 from controller.gcp.google_errors import GoogleError
 from controller.lease import Lease
@@ -311,7 +312,7 @@ class Handover:
             "bucket": self.plan.bucket,
             "package": package.object,
             "sha256": package.snapshot.archive_sha256,
-            "version": version("slipway"),
+            "version": version(DISTRIBUTION),
             "install": emulator is None,
             "handover": f"{self.ledger.prefix}/{HANDOVER}",
             "log": f"{self.ledger.prefix}/{BASTION_LOG}",

@@ -307,7 +307,7 @@ class SearchSource:
             from optuna.storages import JournalStorage
             from optuna.storages.journal import JournalFileBackend
         except ImportError:
-            raise ConfigError("sweep.search: needs optuna: pip install 'slipway[search]'") from None
+            raise ConfigError("sweep.search: needs optuna: pip install 'slipway-tpu[search]'") from None
         if not space.choices and not space.intervals:
             raise ConfigError("sweep.search: no search space; give a=interval(0,1), a=tag(log,interval(1,9)) or a=1,2")
         optuna.logging.set_verbosity(optuna.logging.ERROR)

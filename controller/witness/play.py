@@ -15,7 +15,7 @@ from controller.cleanup.orphans import billed_items
 from controller.cleanup.teardown import other_buckets, plan_teardown
 from controller.core.errors import ConfigError, OverBudgetError, SlipwayError
 from controller.core.events import BoardScreen
-from controller.core.this_process import InterruptedSleepError
+from controller.core.this_process import DISTRIBUTION, InterruptedSleepError
 from controller.gcp.google_errors import NotFoundError, ServiceDisabledError
 from controller.gcp.prices import hourly_price
 from controller.plan.build import Plan
@@ -119,7 +119,7 @@ class Witness:
             price = hourly_price(session.plan.config, session.context.clock.now())
             usd, minutes = self.limits.usd, self.limits.minutes
             recording.facts |= {
-                "slipway": version("slipway"), "python": platform.python_version(), "system": platform.platform(),
+                "slipway": version(DISTRIBUTION), "python": platform.python_version(), "system": platform.platform(),
                 "accelerator_type": session.plan.config.tpu.accelerator_type, "zone": session.plan.config.tpu.zone,
                 "cloud": session.plan.config.cloud.kind, "max_usd": usd, "max_minutes": minutes,
                 "usd_per_hour": price.total,

@@ -38,7 +38,7 @@ ELSEWHERE = {
     # the first with the tools of development
     **dict.fromkeys(("python -m pip install -e .", "python -m pip install -e '.[dev]'", "python -m pytest"), CI),
     **dict.fromkeys(("python -m pip install --no-deps -e .", "python -m pip install -r conf/laptop.txt"), LAPTOP),
-    "python -m pip install 'slipway[docs]'": "tests/docs/test_docs.py::test_a_reader_needs_no_network",
+    "python -m pip install 'slipway-tpu[docs]'": "tests/docs/test_docs.py::test_a_reader_needs_no_network",
     "gcloud config set project YOUR-PROJECT": f"{CREDENTIALS}::test_the_project_is_that_of_the_named_configuration",
     "gcloud auth application-default login": f"{CREDENTIALS}::test_a_user_has_a_quota_project",
     "slipway rehearse +experiment=gemma2b_gsm8k": REHEARSED,

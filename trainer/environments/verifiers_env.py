@@ -40,7 +40,7 @@ def check_installed(module: str) -> None:
     """Raise RunFileError if the library or the environment's module is not installed."""
     if importlib.util.find_spec("verifiers") is None:
         told = "the package verifiers is not installed; name it in the file of env.requirements"
-        raise RunFileError(f"loop.environment.name: {told}, or pip install 'slipway[verifiers]' on this machine")
+        raise RunFileError(f"loop.environment.name: {told}, or pip install 'slipway-tpu[verifiers]' on this machine")
     if importlib.util.find_spec(module) is None:
         told = f"there is no module {module}, neither installed nor in the folders of code.modules"
         raise RunFileError(f"loop.environment.name: {told}")

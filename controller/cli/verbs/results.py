@@ -202,7 +202,7 @@ def open_weights(command: Command) -> Iterator[tuple[Session, RunWeights]]:
     if missing:
         raise ConfigError(
             f"{command.verb}: needs {', '.join(missing)}, which an installation from conf/laptop.txt leaves out; "
-            "`python -m pip install slipway`, or `.` in a clone, adds them"
+            "`python -m pip install -e .` in its clone adds them"
         )
     if flags.best and flags.step is not None:
         raise ConfigError(f"{command.verb}: give either --best or --step")

@@ -152,7 +152,7 @@ def test_an_environment_of_verifiers_needs_its_data_and_the_library(
     (folder / "my_game.py").write_text("def load_environment(rounds=3):\n    raise OSError\n")
     monkeypatch.setattr(input_extensions, "find_spec", lambda name: None)
     lacks = "verifiers: loop.environment.name: the emulated workers use this machine's packages, which lack verifiers: "
-    assert on_image(*GAME) == [f"{lacks}pip install 'slipway[verifiers]'"]
+    assert on_image(*GAME) == [f"{lacks}pip install 'slipway-tpu[verifiers]'"]
     monkeypatch.setattr(input_extensions, "find_spec", lambda name: name)
     assert on_image(*GAME, "loop.environment.options={rounds: 4}") == []
     (said,) = on_image(*GAME, "loop.environment.options={turns: 4}")

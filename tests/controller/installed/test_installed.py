@@ -11,7 +11,7 @@ import tomllib
 import venv
 import zipfile
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +23,7 @@ from conf.schema.config import Config
 from controller import api
 from controller.context import Progress, format_size
 from controller.core.events import Event, Events
+from controller.core.this_process import DISTRIBUTION
 from controller.inputs.code import take_snapshot
 from controller.records import index
 from controller.sweep.definition import define_sweep
@@ -142,12 +143,15 @@ def test_pip_makes_the_command(flags: list[str], project: Path, tmp_path: Path) 
     assert "v5litepod-16" in said
 
 
+SHOWN, KINDS = ("conf", "controller", "trainer", ".github", "findings"), ("py", "yaml", "yml", "txt", "in", "sh")
 LINES = [
     line
     for file in ("driver.in", "laptop.txt")
     for line in (ROOT / "conf" / file).read_text().splitlines()
     if line and line[0] not in "#-"
 ]
+INSTALLED_BY_PIP = re.compile(r"pip install (?:-\S+ )*'?(slipway[\w-]*)(?:\[(\w+)\])?")
+OTHER_PROJECT = re.compile(r"[\"'` ]slipway(\[\w|==|>=)")
 RUN_WITHOUT = """
 import runpy, sys
 class Absent:
@@ -158,6 +162,20 @@ sys.meta_path.insert(0, Absent())
 sys.argv = ["slipway", *{words!r}]
 runpy.run_module("controller", run_name="__main__")
 """
+
+
+def test_no_page_or_message_names_an_installable_that_is_not_ours() -> None:
+    """`slipway` on PyPI is another project."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ours = {(table["name"], extra) for extra in ("", *table["optional-dependencies"])}
+    folders = ("*.md", "docs/**/*.md", "docs/**/*.ipynb", *(f"{top}/**/*.{kind}" for top in SHOWN for kind in KINDS))
+    texts = {path: path.read_text() for glob in folders for path in ROOT.glob(glob)}
+    named = {(path, match.groups("")) for path, text in texts.items() for match in INSTALLED_BY_PIP.finditer(text)}
+    assert {name for _, name in named} <= ours, {str(path) for path, name in named if name not in ours}
+    assert len(named) >= 8
+    assert [str(path) for path, text in texts.items() if OTHER_PROJECT.search(text)] == []
+    assert version(DISTRIBUTION) == table["version"]
+    assert table["name"] == DISTRIBUTION
 
 
 def _normal(name: str) -> str:
