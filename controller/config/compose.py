@@ -13,10 +13,12 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import conf
+from controller.config.own_files import check_own_files, where_set
 from controller.config.refusals import explained, require_lone_functions, several_values
 from controller.config.texts import quote_numbers
 from controller.core.errors import ConfigError
@@ -40,7 +42,14 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
     Raises:
         ConfigError: Hydra could not compose the config.
     """
-    return _validate(compose_raw(overrides, extra_dir=extra_dir))
+    config, problems = _validate(compose_raw(overrides, extra_dir=extra_dir))
+    return config, [_placed(problem, overrides, extra_dir) for problem in problems]
+
+
+def _placed(problem: ConfigProblem, overrides: Sequence[str], extra_dir: Path | None) -> ConfigProblem:
+    """Return a problem with file and line, if a file of the user's sets the key."""
+    place = where_set(problem.key, extra_dir, overrides)
+    return replace(problem, message=f"{problem.message} ({place})") if place else problem
 
 
 def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
@@ -72,7 +81,8 @@ def compose_variants(
             composed[heads] = _compose_unresolved(heads, extra_dir)
         made = copy.deepcopy(composed[heads])
         _apply_overrides(made, [word for word in overrides if _is_value_override(word)], extra_dir)
-        yield _validate(_resolve_interpolations(made, overrides, extra_dir))
+        config, problems = _validate(_resolve_interpolations(made, overrides, extra_dir))
+        yield config, [_placed(problem, overrides, extra_dir) for problem in problems]
 
 
 def _validate(data: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
@@ -137,7 +147,7 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
     chosen = [normalize_override(word) for word in overrides if not _is_value_override(word)]
     wanted = [*map(quote_numbers, chosen), *search_path_override(extra_dir)]
     if extra_dir is not None:
-        check_experiment_files(extra_dir, chosen)
+        check_own_files(extra_dir, chosen, config_groups(extra_dir), config_groups())
     register_resolvers()
     with (
         explained(chosen, extra_dir, config_groups),
@@ -300,36 +310,3 @@ def guarded_variables() -> Iterator[None]:
             yield
         finally:
             OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-
-
-HEADER = "# @package _global_"
-PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
-BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
-"""Of UTF-8 and UTF-16."""
-
-
-def check_experiment_files(folder: Path, overrides: Iterable[str]) -> None:
-    """Check the files that `experiment=NAME` selects in the user's folder.
-
-    Raises:
-        ConfigError: a file is empty, begins with a byte-order mark, or lacks the header that makes its keys those of
-            the whole config.
-    """
-    for override in overrides:
-        key, _, name = override.lstrip("+").partition("=")
-        file = folder / "experiment" / f"{name.removesuffix('.yaml')}.yaml"
-        if key == "experiment" and re.fullmatch(r"[\w.-]+", name) and file.is_file():
-            _check(file, f"{folder.name}/experiment/{file.name}")
-
-
-def _check(file: Path, shown: str) -> None:
-    content = file.read_bytes()
-    if content.startswith(BYTE_ORDER_MARKS):
-        raise ConfigError(f"{shown}: begins with a byte-order mark; save it as UTF-8 without one")
-    lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
-    if all(not line or line.startswith("#") for line in lines):
-        raise ConfigError(f"{shown}: is empty; begin with {HEADER!r} and set what differs, such as loop.steps")
-    if not PACKAGE.match(next(line for line in lines if line)):  # Hydra ignores it below another comment
-        raise ConfigError(
-            f"{shown}: must begin with the line {HEADER!r}; without it, its keys are those of a section `experiment`"
-        )

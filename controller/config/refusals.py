@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from controller.config.own_files import where_set, wrong_name
 from controller.core.errors import ConfigError
 
 MOST_SHOWN = 20
@@ -118,7 +119,7 @@ def _explain(
             return unparsable(key, value, refused)
         if f"'{override}'" in str(error) and "Ambiguous value" in str(error):
             return several_values(key, value)
-    return _reason(error, extra_dir)
+    return _reason(error, overrides, extra_dir)
 
 
 def _first_line(error: BaseException) -> str:
@@ -142,21 +143,7 @@ def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, S
     name = value.strip("\"'")
     if name in choices[group] or (value.startswith("[") and at):
         return ""
-    near = difflib.get_close_matches(name.removesuffix(".yaml").replace("v5e", "v5litepod"), choices[group], n=1)
-    hint = f"did you mean {key}={near[0]}? " if near else ""
-    hint = f"~{key} removes it; " if name.lower() == "null" else hint
-    if file := _other_suffix(extra_dir, group, name):
-        hint = f"{file} must be renamed to end in .yaml; "
-    return f"{key}: no {group} named {value!r}; {hint}choices: {', '.join(choices[group])}"
-
-
-def _other_suffix(extra_dir: Path | None, group: str, name: str) -> str:
-    """Return the file of the user's folder that is meant and does not end in .yaml, as Hydra wants; empty if none."""
-    folder = extra_dir / group if extra_dir else None
-    for file in sorted(folder.iterdir()) if folder and folder.is_dir() else ():
-        if file.stem == name.removesuffix(".yml") and file.suffix.lower() in (".yml", ".yaml"):
-            return f"{extra_dir.name}/{group}/{file.name}" if extra_dir else ""
-    return ""
+    return f"{key}: {wrong_name(group, name, extra_dir, choices)}"
 
 
 def _parse_error(override: str) -> Exception | None:
@@ -169,29 +156,11 @@ def _parse_error(override: str) -> Exception | None:
     return None
 
 
-def _broken_file(extra_dir: Path | None) -> str:
-    """Return which of the user's files cannot be read, and why; empty if all can."""
-    from omegaconf import DictConfig, OmegaConf
-
-    for file in sorted(extra_dir.rglob("*.yaml")) if extra_dir else ():
-        try:
-            found = OmegaConf.load(file)
-            items = found.get("defaults", []) if isinstance(found, DictConfig) else []
-            if odd := [item for item in items or () if not isinstance(item, str | DictConfig)]:
-                return f"{_shown(file, extra_dir)}: defaults: {odd[0]!r} is no name of a file"
-        except UnicodeDecodeError as error:
-            number = file.read_bytes()[: error.start].count(b"\n") + 1
-            return f"{_shown(file, extra_dir)}: line {number} is not UTF-8 ({error.reason}); save the file as UTF-8"
-        except Exception as error:
-            return f"{_shown(file, extra_dir)}: {_first_line(error)}"
-    return ""
-
-
 def _shown(file: Path, extra_dir: Path | None) -> str:
     return str(file.relative_to(extra_dir.parent)) if extra_dir else str(file)
 
 
-def _reason(error: Exception, extra_dir: Path | None) -> str:
+def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Return the message of Hydra or OmegaConf, with the key that it is about and the file that sets it."""
     from conf.schema.base import successors
 
@@ -207,33 +176,12 @@ def _reason(error: Exception, extra_dir: Path | None) -> str:
     place = None if isinstance(cause, RecursionError) else re.search(r"full_key: ([A-Za-z_]\S*)", str(cause))
     if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours
         return f"{place[1]}: {refused[1]}" if place else refused[1]
-    if found := re.search(r"Could not override '(?P<parent>\w+)/(?P<group>\w+)(@[\w.]+)?'", message):
-        parent, group = found["parent"], found["group"]
-        message = f"a file of the group {parent} overrides {group} without a slash; write `override /{group}: …`"
-    found = re.search(r"Could not find '(\w+)/(\w+)/([\w.-]+)'", message)
-    found = found or re.search(
-        r"(Multiple) values for (\w+)\. To override a value use 'override \w+: ([\w.-]+)'", message
-    )
-    if found:
-        message = f"{found[2]}: a file chooses it again in `defaults`; write `override /{found[2]}: {found[3]}`"
     found = re.search(r"(?:find|load) '(\w+)/([\w.-]+)'", message)
     if found and extra_dir and (folder := extra_dir / found[1] / f"{found[2]}.yaml").is_dir():
         message = f"{_shown(folder, extra_dir)} is a folder, not a file"
-    elif found and (file := _other_suffix(extra_dir, found[1], found[2])):
-        message = f"{message.rstrip('.')}; {file} must be renamed to end in .yaml"
     named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
     renamed = ", ".join(name for key in named for name in successors(key.split(".")))
-    if not place and not re.search(r"\w+/\w+", message) and (broken := _broken_file(extra_dir)):
-        return f"cannot compose the config: {broken}"
-    where = f"{place[1]}: {_file_with(extra_dir, place[1])}" if place else ""
+    where = f"{place[1]}: " if place else ""
+    if place and (file := where_set(re.sub(r"\[(\d+)\]", r".\1", place[1]), extra_dir, overrides)):
+        where += f"{file}: "
     return f"cannot compose the config: {where}{message}{f'; renamed to {renamed}' if renamed else ''}"
-
-
-def _file_with(extra_dir: Path | None, key: str) -> str:
-    """Return, with a colon, the file and line of the user's folder where an interpolation is a key's value."""
-    last = re.split(r"[.\[]", re.sub(r"(\[\d+\])+$", "", key))[-1]
-    for file in sorted(extra_dir.rglob("*.yaml")) if extra_dir else ():
-        for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), 1):
-            if "${" in line and re.search(rf"\b{re.escape(last)}\b", line.partition("${")[0]):
-                return f"{_shown(file, extra_dir)}, line {number}: "
-    return ""

@@ -45,19 +45,19 @@ def test_null_is_no_choice(name: str) -> None:
             "experiment/mine.yaml",
             f"{GLOBAL}run: {{}}\n# caf\udce9\n",
             ["+experiment=mine"],
-            "cannot compose the config: slipway/experiment/mine.yaml: line 3 is not UTF-8",
+            "slipway/experiment/mine.yaml, line 3: is not UTF-8",
         ),
         (
             "data/mine.yaml",
             "kind: \udcff\n",
             ["data=mine"],
-            "cannot compose the config: slipway/data/mine.yaml: line 1 is not UTF-8",
+            "slipway/data/mine.yaml, line 1: is not UTF-8",
         ),
         (
             "loop/mine.yaml",
             "\udcfe\udcff",
             ["+experiment=quickstart", "loop=mine"],
-            "cannot compose the config: slipway/loop/mine.yaml: line 1",
+            "slipway/loop/mine.yaml: begins with a byte-order mark",
         ),
         (
             "experiment/mine.yml",
@@ -71,8 +71,7 @@ def test_null_is_no_choice(name: str) -> None:
             "experiment/mine.yaml",
             f"{GLOBAL}defaults:\n  - override data: gsm8k\n",
             ["+experiment=mine"],
-            "cannot compose the config: a file of the group experiment overrides data without a slash; write "
-            "`override /data: …`",
+            "slipway/experiment/mine.yaml, line 3: data is a group of the whole config; write `override /data: gsm8k`",
         ),
         (
             "experiment/mine.yaml",
@@ -92,25 +91,25 @@ def test_null_is_no_choice(name: str) -> None:
             ["+experiment=mine"],
             "cannot compose the config: program.command[1]: slipway/experiment/mine.yaml, line 4: Unsupported",
         ),
-        ("data/mine.yaml", "kind: [", ["data=mine"], "cannot compose the config: while parsing a flow"),
-        ("data/mine.yaml", "3", ["data=mine"], "cannot compose the config: slipway/data/mine.yaml: Invalid loaded"),
+        ("data/mine.yaml", "kind: [", ["data=mine"], "slipway/data/mine.yaml, line 1: while parsing a flow"),
+        ("data/mine.yaml", "3", ["data=mine"], "slipway/data/mine.yaml, line 1: must be `key: value` lines, not '3'"),
         (
             "data/mine.yaml",
             "defaults: 3",
             ["data=mine"],
-            "cannot compose the config: Invalid defaults list in 'data/mine'",
+            "slipway/data/mine.yaml, line 1: defaults must be a list: `- override /mod",
         ),
         (
             "data/mine.yaml",
             "defaults: [[3]]",
             ["data=mine"],
-            "cannot compose the config: slipway/data/mine.yaml: defaults:",
+            "slipway/data/mine.yaml, line 1: defaults: a list is no name of a file",
         ),
         (
             "data/mine.yaml",
             "a: &a [*a]",
             ["data=mine"],
-            "cannot compose the config: slipway/data/mine.yaml: maximum rec",
+            "slipway/data/mine.yaml: an alias stands in what it means",
         ),
         (
             "data/mine.yaml",
@@ -128,28 +127,33 @@ def test_null_is_no_choice(name: str) -> None:
             "experiment/mine.yaml",
             f"{GLOBAL}- loop\n",
             ["+experiment=mine"],
-            "cannot compose the config: In 'experiment/mine': Cannot merge DictConfig with ListConfig; a list stands",
+            "slipway/experiment/mine.yaml, line 2: must be `key: value` lines, not a list",
         ),
         (
             "experiment/mine.yaml",
             f"{GLOBAL}env: {{vars: [A]}}\n",
             ["+experiment=mine"],
-            "cannot compose the config: In 'experiment/mine': Cannot merge DictConfig with ListConfig; a list stands",
+            "slipway/experiment/mine.yaml, line 2: env.vars: must be `key: value` lines, not a list",
         ),
         (
             "experiment/mine.yaml",
             f"{GLOBAL}defaults: [program: command]\n",
             ["+experiment=mine"],
-            "cannot compose the config: program: a file chooses it again in `defaults`; write `override /program: com",
+            "slipway/experiment/mine.yaml, line 2: program is a group of the whole config; write `override /program:",
         ),
         (
             "experiment/mine.yaml",
             f"{GLOBAL}defaults: [/program: command]\n",
             ["+experiment=mine"],
-            "cannot compose the config: program: a file chooses it again in `defaults`; write `override /program: com",
+            "slipway/experiment/mine.yaml, line 2: program: is chosen already, and a file can only override it; writ",
         ),
         ("data/mine.yaml", "? [a]\n: b", ["data=mine"], "cannot compose the config: while constructing a mapping in"),
-        ("data/mine.yaml", "defaults: [nobody]", ["data=mine"], "cannot compose the config: In 'data/mine'"),
+        (
+            "data/mine.yaml",
+            "defaults: [nobody]",
+            ["data=mine"],
+            "slipway/data/mine.yaml, line 1: no data named 'nobody'",
+        ),
     ],
 )
 def test_a_file_that_is_refused(file: str, content: str, words: list[str], said: str, tmp_path: Path) -> None:
@@ -200,3 +204,95 @@ def test_a_key_of_a_file_that_is_refused(content: str, said: str, tmp_path: Path
     (tmp_path / "experiment" / "mine.yaml").write_text(f"{GLOBAL}{content}")
     _, problems = compose(["+experiment=mine"], extra_dir=tmp_path)
     assert str(problems[0]).startswith(said)
+
+
+OWN = {
+    "a value where a group belongs": ("cloud: local\n", "line 2: cloud is a group; put `- override /cloud: local` u"),
+    "an unknown choice there": ("loop: grop\n", "line 2: loop is a group; put `- override /loop: grop` under `defau"),
+    "an unknown group": ("defaults:\n  - override /modle: tiny\n", "line 3: modle: unknown group; did you mean over"),
+    "an unknown name": ("defaults:\n  - override /model: tiyn\n", "line 3: no model named 'tiyn'; did you mean mode"),
+    "an unknown name at a place": (
+        "defaults:\n  - /model@loop.teacher: tiyn\n", "line 3: no model named 'tiyn'; did you mean model=tiny?",
+    ),
+    "no override, no slash": ("defaults:\n  - model: tiny\n", "line 3: model is a group of the whole config; write"),
+    "no slash at a place": (
+        "defaults:\n  - model@loop.teacher: tiny\n", "line 3: model is a group of the whole config; write `/model@lo",
+    ),
+    "an unknown base": ("defaults: [quikstart]\n", "line 2: no experiment named 'quikstart'; did you mean experimen"),
+    "a group as base": ("defaults: [loop]\n", "line 2: loop is a group; name a file of it, as in `override /loop: "),
+    "a number as base": ("defaults: [3]\n", "line 2: defaults: 3 is no name of a file"),
+    "no list": ("defaults: quickstart\n", "line 2: defaults must be a list"),
+    "an own group that is overridden": ("defaults:\n  - override /extra: x\n", "line 3: extra: the config has no su"),
+    "an unknown section": ("steps: 3\n", "line 2: steps: unknown key; did you mean loop.steps?"),
+    "a section misspelled": ("optimiser: {lr: 1}\n", "line 2: optimiser: unknown key; did you mean optimizer?"),
+    "a key twice": ("run: {seed: 1}\nloop: {}\nrun: {name: x}\n", "line 4: run stands in line 2 already"),
+    "a key twice below": ("run:\n  seed: 1\n  seed: 2\n", "line 4: seed stands in line 3 already"),
+    "a tab": ("run:\n\tseed: 1\n", "line 3: while scanning for the next token found character '\\t'"),
+    "a list in place of a section": ("run: [a]\n", "line 2: run: must be `key: value` lines, not a list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", OWN)
+def test_a_mistake_in_a_file_is_named_with_file_line_and_cure(mistake: str, tmp_path: Path) -> None:
+    content, said = OWN[mistake]
+    folder = tmp_path / "slipway"
+    for group, name, text in (("experiment", "mine", GLOBAL + content), ("extra", "x", "a: 1\n")):
+        (folder / group).mkdir(parents=True)
+        (folder / group / f"{name}.yaml").write_text(text)
+    assert refusal(["+experiment=mine"], folder).startswith(f"slipway/experiment/mine.yaml, {said}")
+
+
+def test_every_mistake_of_a_file_and_of_its_own_base_is_said_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "slipway"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "base.yaml").write_text(f"{GLOBAL}cloud: local\n")
+    (folder / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [base]\nmodel: tiny\nsteps: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(["+experiment=mine"], extra_dir=folder)
+    places = [str(problem).partition(": ")[0].partition("/experiment/")[2] for problem in caught.value.problems]
+    assert places == ["base.yaml, line 2", "mine.yaml, line 3", "mine.yaml, line 4"]
+
+
+def test_what_the_schema_refuses_is_found_where_it_is_set_last(tmp_path: Path) -> None:
+    folder = tmp_path / "slipway"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "loop").mkdir()
+    (folder / "loop" / "mine.yaml").write_text("defaults: [grpo]\nstepz: 1\n")
+    (folder / "experiment" / "mine.yaml").write_text(
+        f"{GLOBAL}defaults: [quickstart, override /loop: mine]\n"
+        "optimizer: {schedule: {kind: x}}\nrun: {seed: -1}\n"
+    )
+    _, problems = compose(["+experiment=mine", "loop.steps=0"], extra_dir=folder)
+    placed = {problem.key: problem.message.partition("(slipway/")[2] for problem in problems}
+    assert placed["run.seed"] == "experiment/mine.yaml, line 4)"
+    assert placed["loop.stepz"] == "loop/mine.yaml, line 2)"
+    assert placed["optimizer.schedule"].startswith("experiment/mine.yaml, line")
+    assert placed["loop.steps"] == ""
+    _, problems = compose(["+experiment=mine", "run.seed=-2"], extra_dir=folder)
+    assert next(p for p in problems if p.key == "run.seed").message.endswith("(got -2)")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "slipway/experiments/mine.yaml",
+            "slipway/experiments/mine.yaml lies in a folder of another name; move it to slipw",
+        ),
+        ("slipway/mine.yaml", "slipway/mine.yaml is in no group; move it to slipway/experiment/mine.yaml"),
+        ("mine.yaml", "mine.yaml is in no group; move it to slipway/experiment/mine.yaml"),
+        ("slipway/experiment/mine.yml", "slipway/experiment/mine.yml must be renamed to end in .yaml"),
+        (
+            "../slipway/experiment/mine.yaml",
+            "/slipway/experiment/mine.yaml exists, and slipway/ is looked for in the curr",
+        ),
+    ],
+)
+def test_a_file_in_another_folder_is_found(path: str, said: str, tmp_path: Path) -> None:
+    here = tmp_path / "project" / "sub"
+    (here / "slipway" / "experiment").mkdir(parents=True)
+    (here / path).parent.mkdir(parents=True, exist_ok=True)
+    (here / path).write_text(GLOBAL)
+    told = refusal(["+experiment=mine"], here / "slipway")
+    assert told.startswith("experiment: no experiment named 'mine'; ")
+    assert said in told
