@@ -130,7 +130,7 @@ VALUE_HINTS = {
     "zone": "use a zone such as us-central1-a; conf/tpu_types.yaml lists zones with TPUs",
     "name": "use 1 to 63 characters a-z, 0-9 and -, starting with a letter",
     "run.name": "use 1 to 42 characters a-z, 0-9, _ and -, with a letter or digit at both ends",
-    "python": "use a version such as 3.11",
+    "python": "use a version such as 3.13",
     "user": "use 1 to 32 characters a-z, 0-9, _ and -, starting with a letter",
     "bucket_location": "use a region or multi-region such as us-central1 or us",
     "account": "use a billing account ID such as 012345-6789AB-CDEF01",

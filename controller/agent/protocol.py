@@ -191,7 +191,7 @@ class Wheel(TypedDict):
 class InstallVenvRequest(TypedDict):
     packages: str
     fingerprint: str
-    python: NotRequired[str | None]
+    python: str
     requirements: NotRequired[str]
     index: NotRequired[str | None]
     constraints: NotRequired[dict[str, str] | None]

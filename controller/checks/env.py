@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from conf.schema.cloud import HereCloud
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import Specifier, SpecifierSet
+from packaging.version import Version
+
 from conf.schema.config import Config
 from controller.checks.names import iter_strings
 from controller.config.run_yaml import PLACEHOLDER
+from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.env_inputs import address_problem
+from controller.plan.build import Plan
+from controller.resources.software import Venv
 
 WANDB_KEY = "WANDB_API_KEY"
 OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")
@@ -22,7 +28,15 @@ MIN_SECRET_LENGTH = 8
 """Characters. Shorter values occur in many texts by chance."""
 MAX_ARGUMENT_BYTES = 131_000
 """Bytes of an argument, or of a variable with its name: slightly below Linux's limit of 32 pages."""
-MIN_PYTHON = (3, 11)
+OLDEST_PYTHON = 11
+"""N of the oldest Python 3.N that messages name."""
+JAX_UNTIL = {8: "0.4.13", 9: "0.4.30", 10: "0.6.2", 11: "0.10.2"}
+JAX_FROM = {12: "0.4.18", 13: "0.4.34", 14: "0.7.1"}
+"""Last and first JAX for Python 3.N, by N, of the wheels on https://pypi.org/project/jaxlib, 2026-11-29."""
+UNBOUNDED = "999"
+JAX_LINE = re.compile(r"jax(lib)?(?![\w.-])", re.IGNORECASE)
+LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix"}
+"""Markers of a requirement that every worker meets."""
 
 
 @check("requirements", "error", "env.requirements", "env.packages")
@@ -36,19 +50,70 @@ def requirements_are_named(config: Config) -> Iterator[Issue]:
         yield Issue(message, "env.packages")
 
 
-@check("python", "error", "env.python", also="warning")
-def python_is_new_enough(config: Config) -> Iterator[Issue]:
-    """JAX 0.7 and later need Python 3.11. TPU VM images have 3.10, where pip silently installs an old JAX."""
-    if isinstance(config.cloud, HereCloud) and config.cloud.python == "current":
-        return
-    version = tuple(int(part) for part in config.env.python.split(".")[:2])
-    if version >= MIN_PYTHON:
-        return
-    message = f"{config.env.python} silently limits JAX to 0.6.2; choose 3.11 or later"
-    if config.env.packages == "lock":
-        yield Issue(message)
-    elif config.env.requirements is not None:
-        yield Issue(message, severity="warning")
+@check("python", "error", "env.python", also="warning", of_plan=True)
+def python_has_jax(plan: Plan, context: Context) -> Iterator[Issue]:
+    """Each JAX is made for a few versions of Python. An old Python, such as the 3.10 of TPU VM images, gets an old JAX
+    without a word if the requirements leave its version open.
+    """
+    del context
+    for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
+        if venv.packages in ("lock", "requirements"):
+            whose = "the lock" if venv.packages == "lock" else "env.requirements"
+            yield from _jax_issues(venv.python, venv.requirements, whose)
+
+
+def _jax_issues(python: str, requirements: str, whose: str) -> Iterator[Issue]:
+    minor = int(python.split(".")[1])
+    wanted = [*_jax_requirements(python, requirements)]
+    last = JAX_UNTIL.get(max(minor, min(JAX_UNTIL)))
+    refused = [line for line in wanted if not _has_jax(minor, line.specifier)]
+    for line in refused:
+        fitting = [other for other in range(OLDEST_PYTHON, max(JAX_FROM) + 1) if _has_jax(other, line.specifier)]
+        nearest = min(fitting, key=lambda other: abs(other - minor), default=None)
+        cure = f"use env.python=3.{nearest}" if nearest else "change it"
+        ends = f"ends with {last}" if last else f"begins with {JAX_FROM[minor]}"
+        yield Issue(f"{whose} wants {line}, but JAX for Python 3.{minor} {ends}; {cure}")
+    is_open = all(line.specifier.contains(UNBOUNDED) for line in wanted) and bool(wanted or minor < OLDEST_PYTHON)
+    if last and requirements and is_open and not refused:
+        yield Issue(f"Python 3.{minor} silently limits JAX to {last}; choose 3.12 or later", severity="warning")
+
+
+def _jax_requirements(python: str, requirements: str) -> Iterator[Requirement]:
+    """Yield the lines that name JAX with its versions and are meant for this Python."""
+    full = python if python.count(".") > 1 else f"{python}.0"
+    where = {"python_version": ".".join(python.split(".")[:2]), "python_full_version": full, **LINUX}
+    for line in requirements.splitlines():
+        if not JAX_LINE.match(line):
+            continue
+        try:
+            found = Requirement(line.split(" --")[0].rstrip(" \\"))
+        except InvalidRequirement:
+            continue  # uv says what is wrong with it
+        if found.url is None and (found.marker is None or found.marker.evaluate(where)):
+            yield found
+
+
+def _has_jax(minor: int, wanted: SpecifierSet) -> bool:
+    """Return whether some JAX for Python 3.`minor` may satisfy these bounds."""
+    last, first = JAX_UNTIL.get(max(minor, min(JAX_UNTIL))), JAX_FROM.get(minor)
+    lower = [_version(clause) for clause in wanted if clause.operator in (">=", ">", "==", "~=")]
+    upper = [_above(clause) for clause in wanted if clause.operator in ("<=", "<", "==", "~=")]
+    is_new_enough = last is None or wanted.contains(last) or all(version < Version(last) for version in lower)
+    is_old_enough = first is None or wanted.contains(first) or all(version > Version(first) for version in upper)
+    return is_new_enough and is_old_enough
+
+
+def _version(clause: Specifier) -> Version:
+    return Version(clause.version.removesuffix(".*"))
+
+
+def _above(clause: Specifier) -> Version:
+    """Return the version that a clause ends with: 0.6 for ==0.5.* and for ~=0.5.0."""
+    version = _version(clause)
+    release = version.release[:-1] if clause.operator == "~=" else version.release
+    if clause.operator == "~=" or clause.version.endswith(".*"):
+        return Version(".".join(map(str, (*release[:-1], release[-1] + 1))))
+    return version
 
 
 @check("trainer_packages", "error", "env.packages")

@@ -9,8 +9,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from conf.schema.topology import UnknownTypeError, find_topology
-from controller.config.compose import config_groups, quote_text
+from controller.config.compose import CONFIG_DIR, config_groups, quote_text
 from controller.core.errors import ConfigError
 from controller.core.text import nearest_names
 from controller.inputs.git import repository_root, run_git
@@ -200,7 +202,7 @@ def _project(folder: Path) -> dict[str, object]:
 
 
 def _python(folder: Path) -> list[str]:
-    """Return the override for the oldest Python that the project accepts; none if it accepts the default."""
+    """Return the override for the Python nearest to the default that the project accepts; none if it accepts that."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     wanted = _project(folder).get("requires-python")
@@ -215,7 +217,9 @@ def _python(folder: Path) -> list[str]:
             f"{folder / 'pyproject.toml'}: requires-python: none of Python {', '.join(PYTHONS)} satisfies {wanted!r}; "
             "change it, or set env.packages and env.python yourself"
         )
-    return [] if accepted[0] == PYTHONS[0] else [f'env.python="{accepted[0]}"']
+    usual = PYTHONS.index(yaml.safe_load((CONFIG_DIR / "config.yaml").read_text())["env"]["python"])
+    nearest = min(accepted, key=lambda version: abs(PYTHONS.index(version) - usual))
+    return [] if nearest == PYTHONS[usual] else [f'env.python="{nearest}"']
 
 
 def _key(word: str) -> str:

@@ -12,7 +12,7 @@ from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resou
 from controller.resources.accounts import ServiceAccount
 from controller.resources.uploads.archives import CodeArchive
 
-IMAGE = "projects/debian-cloud/global/images/family/debian-12"
+IMAGE = "projects/debian-cloud/global/images/family/debian-13"  # has the Python of conf/driver.txt
 MIN_RUN_SECONDS = 30
 """Shortest maxRunDuration that Compute Engine accepts; the longest is 120 days."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..protocol import InstalledVenv, VenvState, Wheel
 
 NO_VENV = "none"
-UV = "uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984\n"
+UV = "uv==0.13.9 --hash=sha256:d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19\n"
 """Line of a requirements file, for Linux on x86-64 like all TPU VMs; used only if the image has no uv."""
 
 
@@ -69,7 +69,7 @@ def venv_state(venv: str) -> VenvState | None:
 def install_venv(
     packages: str,
     fingerprint: str,
-    python: str | None = None,
+    python: str,
     requirements: str = "",
     index: str | None = None,
     constraints: dict[str, str] | None = None,
@@ -84,7 +84,7 @@ def install_venv(
         packages: "lock" installs pins with hashes, "requirements" installs requirements without hashes, "image"
             downloads nothing and exposes the packages of the image's own Python.
         fingerprint: name of the venv; may be "image" if `packages` is.
-        python: version of Python for "lock" and "requirements".
+        python: version of Python for "lock" and "requirements"; an image has its own.
         requirements: content of the requirements file for "lock" and "requirements".
         index: for "lock", a package index instead of the default one: a URL, or a folder of wheels on the worker.
         constraints: for "requirements", required version by name; a venv with other versions is recreated.
@@ -101,11 +101,11 @@ def install_venv(
         if packages == "image":
             folders = _create_from_image(folder)
         elif packages == "lock":
-            _create_from_lock(folder, python or "3.11", requirements, index)
+            _create_from_lock(folder, python, requirements, index)
         elif packages == "requirements":
             fetched = "".join(f"{_download_wheel(folder.name, wheel)}\n" for wheel in wheels or [])
             with tool_environment(secrets or {}) as env:
-                _create_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {}, env)
+                _create_from_requirements(folder, python, requirements + fetched, constraints or {}, env)
         else:
             raise AgentError(f"packages is {packages!r}; the choices are lock, requirements and image")
         versions = _visible_versions(folder, folders)

@@ -244,7 +244,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, unpacked_agent: Path, em
         worker = AgentWorker(home, bucket, unpacked_agent, emulators.agents)
         order = worker.upload_code({"package/module.py": "x = 1\n"})
         worker.call("install_code", **order)
-        worker.call("install_venv", packages="image", fingerprint="image")
+        worker.call("install_venv", packages="image", fingerprint="image", python="3")
     return worker.root, order["tree"]
 
 

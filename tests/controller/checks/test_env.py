@@ -1,6 +1,7 @@
 """Findings of environment, assets, program and the chips' memory: one for a wrong config, none for a right one."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from controller.checks import asset_access, env, project
 from controller.checks.fit import cache_file, estimate_num_params, lasting_bytes
 from controller.checks.preflight import checks_of, preflight
 from controller.cli import main
-from controller.inputs.code import take_snapshot
+from controller.inputs.code import CodeSnapshot, take_snapshot
+from controller.plan.build import build_plan
 from controller.plan.worker_steps import PIN, venv_requirements
 from tests.composed import config_of as config
+from tests.controller.checks import plans
 
 COMMAND = ["cloud=local", "program=command", "program.command=[python,train.py]"]
 SHA = "a" * 64
@@ -76,13 +79,8 @@ def test_a_word_that_no_program_can_be_given() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (
-            ["env.python='3.10'", "env.packages=requirements", "env.requirements=r.txt"],
-            "python: warning env.python: 3.10 silently limits JAX",
-        ),
         (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements needs"),
         (["env.requirements=r.txt"], "requirements: error env.packages: image ignores env.requirements=r.txt"),
-        (["env.python='3.10'", "env.packages=lock"], "python: error env.python: 3.10 silently limits JAX to 0.6.2"),
         (["program=trainer", "cloud=gcp", "env.packages=none"], "trainer_packages: error env.packages: program=traine"),
         (["program=trainer", "cloud=gcp", "env.packages=image"], "trainer_packages: error env.packages: program=train"),
         (["env.secrets.KEY=env"], "secret: warning env.secrets.KEY: the environment variable KEY is not set"),
@@ -127,6 +125,52 @@ def test_what_is_wrong_is_said_in_one_line(overrides: list[str], said: str) -> N
     found = words(*overrides)
     assert len(found) == 1, found
     assert found[0].startswith(said)
+
+
+OLD = "warning env.python: Python {} silently limits JAX to {}; choose 3.12 or later"
+WANTS = "error env.python: env.requirements wants {}, but JAX for Python {}; use env.python={}"
+
+
+@pytest.mark.parametrize(
+    ("python", "text", "said"),
+    [
+        ("3.13", "jax[tpu]==0.12.*", []),
+        ("3.13.1", "jax>=0.4\njaxlib==0.4.34 --hash=sha256:00", []),
+        ("3.11", "jax==0.10.2", []),
+        ("3.11", "jax>=0.9,<0.11", []),
+        ("3.11", "jax==0.12.0; python_version >= '3.12'\njax==0.10.2; python_version < '3.12'", []),
+        ("3.11", "torch==2.6.0\njaxtyping>=99\n--find-links https://h/jax", []),
+        ("3.11", "jax @ https://h/jax-0.12.0-py3-none-any.whl", []),
+        ("3.15", "jax==0.12.*", []),
+        ("3.11", "jax==0.12.*", [WANTS.format("jax==0.12.*", "3.11 ends with 0.10.2", "3.12")]),
+        ("3.11", "numpy\nJAX[tpu] >= 0.11", [WANTS.format("JAX[tpu]>=0.11", "3.11 ends with 0.10.2", "3.12")]),
+        ("3.11", "jax>0.10.2", [WANTS.format("jax>0.10.2", "3.11 ends with 0.10.2", "3.12")]),
+        ("3.11", "jax~=0.12.0", [WANTS.format("jax~=0.12.0", "3.11 ends with 0.10.2", "3.12")]),
+        ("3.13", "jax==0.4.30", [WANTS.format("jax==0.4.30", "3.13 begins with 0.4.34", "3.12")]),
+        ("3.14", "jaxlib~=0.5.0", [WANTS.format("jaxlib~=0.5.0", "3.14 begins with 0.7.1", "3.13")]),
+        ("3.14", "jax<0.7", [WANTS.format("jax<0.7", "3.14 begins with 0.7.1", "3.13")]),
+        ("3.11", "jax>=0.9", [OLD.format("3.11", "0.10.2")]),
+        ("3.11", "jax\njaxlib==0.9.0", []),
+        ("3.10", "flax", [OLD.format("3.10", "0.6.2")]),
+    ],
+)
+def test_a_jax_that_the_python_does_not_have_is_found(tmp_path: Path, python: str, text: str, said: list[str]) -> None:
+    (tmp_path / "r.txt").write_text(f"{text}\n")
+    own = [f"env.python={python}", "env.packages=requirements", "env.requirements=r.txt"]
+    plan = build_plan(config(*COMMAND, *own), "acme", tmp_path, CodeSnapshot(tmp_path, ("r.txt",)))
+    assert [f"{found.severity} {found}" for found in env.python_has_jax(plan, plans.context())] == said
+
+
+def test_the_lock_has_a_jax_for_the_python_of_its_pods(tmp_path: Path) -> None:
+    def found(*words: str) -> list[str]:
+        plan = build_plan(config(*COMMAND, "env.packages=lock", *words), "acme", tmp_path, CodeSnapshot(tmp_path, ()))
+        return [str(finding) for finding in env.python_has_jax(plan, plans.context())]
+
+    assert found() == []
+    both = found("env.python=3.11")
+    ends = "JAX for Python 3.11 ends with 0.10.2; use env.python=3.12"
+    assert [line.partition(", but ")[2] for line in both] == [ends, ends]
+    assert re.fullmatch(r"env\.python: the lock wants jax==\S+, but .*", both[0])
 
 
 TRAINER = ["+experiment=quickstart", "logging.wandb={project: p, entity: null, mode: online}"]

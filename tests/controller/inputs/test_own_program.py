@@ -112,12 +112,27 @@ def test_packages_are_those_of_the_nearest_folder(repository: Path) -> None:
     (repository / "requirements.txt").touch()
     found = ["env.packages=requirements", "env.requirements=requirements.txt"]
     assert packages(repository) == packages(repository, folder="lab") == found
-    (repository / "lab" / "pyproject.toml").write_text('[project]\nname = "lab"\nrequires-python = ">=3.12"\n')
-    install = ["env.packages=requirements", 'program.setup=[[uv,pip,install,-e,"./lab"]]', 'env.python="3.12"']
+    (repository / "lab" / "pyproject.toml").write_text('[project]\nname = "lab"\nrequires-python = ">=3.14"\n')
+    install = ["env.packages=requirements", 'program.setup=[[uv,pip,install,-e,"./lab"]]', 'env.python="3.14"']
     assert packages(repository, folder="lab") == install
     (repository / "lab" / "uv.lock").touch()
     sync = "program.setup=[[uv,sync,--frozen,--active,--inexact,--no-dev,--project,lab]]"
     assert packages(repository, folder="lab")[1] == sync
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        (">=3.11", []),
+        (">=3.9,<4", []),
+        ("==3.13.*", []),
+        ("<3.13", ['env.python="3.12"']),
+        ("~=3.11.2", ['env.python="3.11"']),
+    ],
+)
+def test_the_python_is_the_nearest_to_the_default(repository: Path, accepted: str, chosen: list[str]) -> None:
+    (repository / "pyproject.toml").write_text(f'[project]\nname = "lab"\nrequires-python = "{accepted}"\n')
+    assert packages(repository)[2:] == chosen
 
 
 def test_what_the_user_says_about_packages_stands(repository: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_venv_made_anew_is_set_up_anew(run: ProgramRun) -> None:
     setup(run, COUNT)
     [mark] = (run.worker.root / "venv").glob("*/slipway.json")
     mark.unlink()
-    run.worker.call("install_venv", packages="image", fingerprint="image")
+    run.worker.call("install_venv", packages="image", fingerprint="image", python="3")
     assert run.worker.call("observe", run_id=run.run_id, venv="image")["setup"] is None
     assert setup(run, COUNT) == {"changed": True}
 

@@ -84,18 +84,18 @@ def test_several_at_once_make_one(worker: AgentWorker, lock: dict[str, str]) -> 
 def test_the_packages_of_the_image_are_seen_and_nothing_is_downloaded(worker: AgentWorker) -> None:
     seen = worker.call("observe", venv="image")
     assert seen["venv"] is None
-    made = worker.call("install_venv", packages="image", fingerprint="image")
+    made = worker.call("install_venv", packages="image", python=PYTHON, fingerprint="image")
     assert made["fingerprint"] == seen["image"]["fingerprint"]
     assert made["versions"] == seen["image"]["versions"]
     assert made["versions"]["pytest"] == pytest.__version__
     assert worker.call("observe", venv="image")["venv"]["ok"]
     assert python_in(worker, made["fingerprint"], "import pytest; print(pytest.__version__)") == pytest.__version__
-    assert not worker.call("install_venv", packages="image", fingerprint=made["fingerprint"])["changed"]
+    assert not worker.call("install_venv", packages="image", python=PYTHON, fingerprint=made["fingerprint"])["changed"]
 
 
 def test_another_image_or_kind_is_refused(worker: AgentWorker) -> None:
     for packages, words in (("image", "fingerprint"), ("conda", "lock, requirements and image")):
-        assert words in worker.call_error("install_venv", packages=packages, fingerprint="f2")["error"]
+        assert words in worker.call_error("install_venv", packages=packages, python=PYTHON, fingerprint="f2")["error"]
 
 
 def test_a_requirements_file_leaves_versions_open_and_constraints_fix_them(worker: AgentWorker, wheels: Path) -> None:
@@ -126,7 +126,7 @@ def test_secrets_open_a_private_index_and_are_gone_afterwards(worker: AgentWorke
     (tools / "uv").write_text('#!/bin/sh\n[ "$1" = venv ] || { cat "$NETRC" >&2; echo "error: $KEY" >&2; exit 2; }\n')
     (tools / "uv").chmod(0o700)
     worker.extra_environment = {"PATH": f"{tools}:{worker.environment['PATH']}"}
-    order = {"packages": "requirements", "fingerprint": "r1", "requirements": "tiny-thing\n"}
+    order = {"packages": "requirements", "python": PYTHON, "fingerprint": "r1", "requirements": "tiny-thing\n"}
     secrets = {"NETRC": "machine index password open-sesame\n", "KEY": "hf_secret"}
     said = worker.call_error("install_venv", **order, secrets=secrets)
     assert said["error"] == "uv pip failed with exit code 2: error: *********"
@@ -165,7 +165,7 @@ def test_uv_is_installed_beside_the_venvs_where_the_image_has_none(worker: Agent
     for name in ("mkdir", "ln"):
         (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name}"))
     worker.extra_environment = {"PATH": str(tools), "PYTHONPATH": str(fake.parent)}
-    assert worker.call("install_venv", packages="image", fingerprint="image")["ok"]
+    assert worker.call("install_venv", packages="image", python=PYTHON, fingerprint="image")["ok"]
     assert "--require-hashes" in (worker.home / "pip").read_text()
     assert re.match(r"uv==\S+ --hash=sha256:[0-9a-f]{64}$", (worker.root / "uv.txt").read_text().strip())
     assert json.loads((next((worker.root / "venv").iterdir()) / "slipway.json").read_text())
