@@ -4,7 +4,11 @@ import base64
 import hashlib
 import subprocess
 import zipfile
+from email import message_from_string
+from importlib.metadata import distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 BUILD_BACKEND = """
 import base64, hashlib, pathlib, zipfile
@@ -37,6 +41,26 @@ def write_wheel(folder: Path, name: str, version: str) -> Path:
         for path, text in files.items():
             wheel.writestr(path, text)
     return target
+
+
+def pack_installed(folder: Path, *names: str) -> None:
+    """Wheels of packages of this interpreter, and of what they need."""
+    wanted, packed = [*names], set[str]()
+    while wanted:
+        found = distribution(wanted.pop())
+        if found.name in packed:
+            continue
+        packed.add(found.name)
+        needs = [Requirement(line) for line in found.requires or []]
+        wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+        tag = message_from_string(found.read_text("WHEEL") or "")["Tag"]
+        paths = [path for path in found.files or [] if ".." not in path.parts and path.suffix != ".pyc"]
+        [record] = [path for path in paths if path.name == "RECORD" and path.parent.suffix == ".dist-info"]
+        with zipfile.ZipFile(folder / f"{str(record.parent).removesuffix('.dist-info')}-{tag}.whl", "w") as wheel:
+            for path in paths:
+                if path != record:
+                    wheel.write(path.locate(), str(path))
+            wheel.writestr(str(record), "".join(f"{path},,\n" for path in paths))
 
 
 def _digest(text: str) -> str:

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
-from tests.controller.inputs.wheels import git_repository, package_repository, write_wheel
+from tests.controller.inputs.wheels import git_repository, pack_installed, package_repository, write_wheel
 
 pytestmark = pytest.mark.e2e
 PYTHON = f"env.python='{sys.version_info.major}.{sys.version_info.minor}'"
@@ -41,6 +42,20 @@ def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: 
     assert slipway("up", *words)[0] == 0
     again = json.loads(next(homes[1].glob(".slipway/venv/*/slipway.json")).read_text())["versions"]
     assert again == found[0]
+
+
+@pytest.mark.deep
+def test_requirements_of_ones_own_bring_a_current_jax(slipway: SlipwayCli, tmp_path: Path) -> None:
+    """The JAX of this Python; `.ci/run` has it on that of the pods as well."""
+    (wheels := tmp_path / "wheels").mkdir()
+    pack_installed(wheels, "jax")
+    series = ".".join(version("jax").split(".")[:2])
+    (slipway.repository / "needs.txt").write_text(f"--no-index\n--find-links {wheels}\njax=={series}.*\n")
+    ask = 'import jax; print("sum", jax.numpy.arange(10).sum(), "by JAX", jax.__version__)'
+    slipway.packages = "requirements"
+    code, out, err = slipway("up", f"program.command=[python,-c,'{ask}']", "env.requirements=needs.txt", PYTHON, ONE)
+    assert (code, err) == (0, "")
+    assert f"sum 45 by JAX {version('jax')}" in out
 
 
 @pytest.mark.deep
