@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
-from trainer.models.decoder import compute_logits, unembedding_matrix
+from trainer.models.attention import soft_cap
+from trainer.models.decoder import uncapped_logits, unembedding_matrix
 from trainer.models.layers import map_chunks
 from trainer.models.weights import Params
 
@@ -24,7 +25,7 @@ def token_logprobs(
     gives the distribution that a sampler at that temperature draws from. Both results are differentiable.
     """
 
-    def statistics(logits: jax.Array, is_target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def statistics(logits: jax.Array, _: jax.Array, is_target: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
         mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
@@ -34,10 +35,14 @@ def token_logprobs(
 
 
 def target_scores(hidden: jax.Array, params: Params, targets: jax.Array, cfg: Model) -> tuple[jax.Array, jax.Array]:
-    """Return each target's log-probability in nats, float32, and whether it is the likeliest token, bool: [B, T]."""
+    """Return each target's log-probability in nats, float32, and whether it is the likeliest token, bool: [B, T].
 
-    def statistics(logits: jax.Array, is_target: jax.Array) -> tuple[jax.Array, jax.Array]:
-        likeliest = logits.argmax(axis=-1, keepdims=True) == jnp.arange(logits.shape[-1])
+    Tokens are ranked before the soft cap, which keeps their order. XLA's tanh does not: it errs by several units in the
+    last place, and differently at each optimization level, so that logits near the cap would change places.
+    """
+
+    def statistics(logits: jax.Array, uncapped: jax.Array, is_target: jax.Array) -> tuple[jax.Array, jax.Array]:
+        likeliest = uncapped.argmax(axis=-1, keepdims=True) == jnp.arange(uncapped.shape[-1])
         chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
         return chosen - jax.nn.logsumexp(logits, axis=-1), (likeliest & is_target).any(axis=-1)
 
@@ -45,14 +50,17 @@ def target_scores(hidden: jax.Array, params: Params, targets: jax.Array, cfg: Mo
 
 
 def _map_logits(
-    statistics: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+    statistics: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
     hidden: jax.Array,
     params: Params,
     targets: jax.Array,
     cfg: Model,
     temperature: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return two statistics of each position's logits [B, n, vocab], which also get where its target is."""
+    """Return two statistics of each position's logits [B, n, vocab].
+
+    They also get the logits before soft cap and temperature, and where its target is.
+    """
     # On a mesh, each device holds a shard of the vocabulary and also scores its neighbours' rows. Only one chunk's
     # hidden states move, and neither the output layer nor its gradient is ever whole on a device. A vocabulary that
     # the devices do not divide gets rows of zeros here, whose logits are masked; the weights keep their shape.
@@ -64,11 +72,13 @@ def _map_logits(
 
     def score(table: jax.Array, states: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         states, ids = meshes.constrain(states, "rows", None, None), meshes.constrain(ids, "rows", None)
-        logits = compute_logits(states, table.astype(states.dtype), cfg) / temperature
+        uncapped = uncapped_logits(states, table.astype(states.dtype))
+        logits = soft_cap(uncapped, cfg.final_logit_softcap) / temperature
         if padding:
-            logits = jnp.where(all_ids < cfg.vocab_size, logits, jnp.finfo(logits.dtype).min)
-        logits = meshes.constrain(logits, "rows", None, "logits")
-        first, second = statistics(logits, ids[..., None] == all_ids)
+            least = jnp.finfo(logits.dtype).min
+            uncapped, logits = (jnp.where(all_ids < cfg.vocab_size, x, least) for x in (uncapped, logits))
+        uncapped, logits = (meshes.constrain(x, "rows", None, "logits") for x in (uncapped, logits))
+        first, second = statistics(logits, uncapped, ids[..., None] == all_ids)
         return meshes.constrain(first, "batch", None), meshes.constrain(second, "batch", None)
 
     with jax.named_scope("token_logprobs"):

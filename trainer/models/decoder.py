@@ -88,7 +88,8 @@ def final_hidden(x: jax.Array, params: Params, cfg: Model) -> jax.Array:
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
     """Return float32 logits [..., vocab] for hidden states [..., D]. For whole sequences use `token_logprobs`."""
     with jax.named_scope("unembed"):
-        return compute_logits(hidden, unembedding_matrix(params, cfg, hidden.dtype), cfg)
+        logits = uncapped_logits(hidden, unembedding_matrix(params, cfg, hidden.dtype))
+        return soft_cap(logits, cfg.final_logit_softcap)
 
 
 def unembedding_matrix(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Array:
@@ -99,13 +100,11 @@ def unembedding_matrix(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Arra
     return table.astype(dtype)
 
 
-def compute_logits(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
-    """Return float32 logits [..., vocab] for hidden states [..., D] and an `unembedding_matrix`."""
+def uncapped_logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
+    """Return float32 logits [..., vocab] before the soft cap, for hidden states [..., D] and an `unembedding_matrix`."""
     if hidden.dtype == jnp.float32 and jax.default_backend() == "cpu":
-        logits = linear_by_rows(hidden, table)
-    else:
-        logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
-    return soft_cap(logits, cfg.final_logit_softcap)
+        return linear_by_rows(hidden, table)
+    return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
 
 def is_local_layer(cfg: Model, layer: int) -> bool:
