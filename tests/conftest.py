@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,9 @@ from tests.paths import ROOT
 
 FAST_EXAMPLES, DEEP_EXAMPLES = 40, 400
 XLA_FLAGS = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",  # gone in JAX 0.12
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 
 
@@ -60,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # trainer.distributed.runtime.set_cpu_threads says, and little optimization: these tests spend their time compiling.
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     os.environ.setdefault("PJRT_NPROC", "16")
-    os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
+    if "XLA_FLAGS" not in os.environ:  # the workers of pytest-xdist inherit it
+        os.environ["XLA_FLAGS"] = " ".join(_known_flags())
     os.environ.setdefault("SLIPWAY_TEST_SEED", str(_commit_seed()))  # the workers of pytest-xdist agree on it
     # Garbage is collected less often: JAX makes millions of objects, and a collection looks at all that live.
     gc.set_threshold(50_000, 20, 100)
@@ -73,6 +77,17 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = DEEP_EXAMPLES if config.getoption("--deep") else FAST_EXAMPLES
     settings.register_profile("slipway", settings.get_profile("ci"), max_examples=examples)
     settings.load_profile("slipway")
+
+
+def _known_flags() -> list[str]:
+    """Return the flags of XLA_FLAGS that this jaxlib knows; it would end the process at any other."""
+    parse = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"]
+    asked = subprocess.run(
+        parse, env=os.environ | {"XLA_FLAGS": " ".join(XLA_FLAGS)}, capture_output=True, text=True, check=False
+    )
+    unknown = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", asked.stderr)
+    assert bool(unknown) == (asked.returncode != 0), asked.stderr
+    return [flag for flag in XLA_FLAGS if unknown is None or flag not in unknown[1].split()]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -60,6 +60,7 @@ def main() -> None:
         if sampler and CHILD_VARIABLE not in os.environ:
             runtime.exit_now(supervise(path))
         files.use_buckets(experiment.checkpoint.max_outage_hours)
+        runtime.check_xla_flags()
         runtime.set_cpu_threads(experiment.pod)
         runtime.keep_freed_memory(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)

@@ -4,14 +4,19 @@ With `cloud=here`, this one has the devices, and its Python the JAX that uses th
 """
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
+from conf.xla_flags import VARIABLES, complaint, ignored_words
 from controller.checks.input_hugging_face import COMMANDS, HubSource, download_bytes, hub_sources
 from controller.config.this_machine import Devices, find_devices
 from controller.context import Context, format_size
@@ -22,6 +27,7 @@ from controller.inputs.download import part_path, search_path
 from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
 from controller.plan.build import Plan, missing_assets
 from controller.plan.worker_steps import fetched_on_pod
+from controller.resources.software import Venv
 from controller.ssh.ssh_config import HostConfig, parse_hop
 
 GB = 1e9
@@ -74,6 +80,45 @@ def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
         size = format_size(sizes.total())
         message = f"{size} are downloaded to {folder}, which has {format_size(free)} free"
         yield Issue(f"{message}; free some space, or set run.state_dir to a folder on a larger disk", largest)
+
+
+@check("flags", "error", "env.vars.NAME", of_plan=True)
+def flags_are_known(plan: Plan, context: Context) -> Iterator[Issue]:
+    """At a flag that it does not know, jaxlib ends a program without an exception. This machine's jaxlib is asked if
+    the pod gets the same one; else the trainer asks when it starts. libtpu alone knows the flags of LIBTPU_INIT_ARGS.
+    """
+    del context
+    for name in VARIABLES:
+        flags, key = plan.config.env.vars.get(name, ""), f"env.vars.{name}"
+        try:
+            ignored = ignored_words(flags)
+        except ValueError as error:
+            yield Issue(str(error), key)
+            continue
+        if ignored:
+            yield Issue(f"flags begin with --, and {' '.join(ignored)} would be ignored; correct or remove it", key)
+        elif name == "XLA_FLAGS" and flags.startswith("--") and _has_jaxlib_of(plan) and (said := _refusal(flags)):
+            yield Issue(said, key)
+
+
+def _has_jaxlib_of(plan: Plan) -> bool:
+    """Return whether the run gets the jaxlib that this Python has, as far as that is known before it starts."""
+    venv = next((resource for resource in plan.resources if isinstance(resource, Venv)), None)
+    if venv is None or venv.packages == "none":
+        return False
+    if venv.packages == "image":
+        return plan.config.program.kind == "trainer" and plan.config.cloud.kind != "gcp"
+    pinned = re.search(r"^jaxlib==([^\s;]+)", venv.requirements, re.MULTILINE)
+    return pinned is not None and pinned[1] == version("jaxlib")
+
+
+@cache
+def _refusal(flags: str) -> str:
+    """Return what this Python's jaxlib says against XLA_FLAGS; empty if nothing."""
+    parse = "from jaxlib import xla_client; xla_client.CompileOptions()"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    ended = subprocess.run([sys.executable, "-c", parse], env=environment, capture_output=True, text=True, check=False)
+    return complaint(ended.stderr, version("jaxlib")) if ended.returncode else ""
 
 
 @check("ssh_config", "error", "ssh.method", also="warning", live=True, of_pods=True)

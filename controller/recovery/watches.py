@@ -83,6 +83,8 @@ CRASH_REPORT = re.compile(
 )
 """First line of what absl, C++ and Python's fault handler print about the end of a process."""
 ABORTED = re.compile(r"^(?:F\d{4} \d\d:\d\d:\d\d\.|Fatal Python error: )", re.MULTILINE)
+UNKNOWN_FLAGS = re.compile(r"^F\d{4} [^\]\n]*\] (Unknown flags? in XLA_FLAGS: [^\n]*)", re.MULTILINE)
+"""What jaxlib says before it ends a process; libtpu's words about its own flags are no crash report."""
 FIRST_AT_BARRIER = re.compile(r"Shutdown::.*?The first task at the barrier: (\d+)\.", re.DOTALL)
 """JAX's shutdown waits for all processes; when that fails, it names the process that came first."""
 FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
@@ -178,6 +180,8 @@ def last_words(log: str, code: int | None = None) -> str:
     found = last_traceback(log) if code == 1 else cause_of_exit(log)  # exit handlers may have printed more
     if found:
         return found.message
+    if unknown := UNKNOWN_FLAGS.search(log):
+        return unknown[1][:200]
     if CRASH_REPORT.search(log) and not is_secondary_failure(log) and (stack := CRASHED_STACK.search(log)):
         frames = list(CRASHED_FRAME.finditer(stack[0]))
         own = [frame for frame in frames if not LIBRARIES.search(frame["file"])]

@@ -59,6 +59,22 @@ def pair(lm_run):
     return changed(lm_run, pod={"workers": 2, "devices": 4})
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--xla_nope=2", "XLA_FLAGS: Unknown flag in XLA_FLAGS: --xla_nope=2"),
+        ("xla_nope=2", "XLA_FLAGS: flags begin with --, and jaxlib ignores xla_nope=2"),
+    ],
+)
+def test_a_flag_that_jaxlib_does_not_know_is_named(lm_run, tmp_path, compile_cache, flag, said):
+    """jaxlib itself would abort the process, whose last words would be taken for those of a crash."""
+    flags = {"XLA_FLAGS": f"--xla_cpu_parallel_codegen_split_count=1 {flag}"}
+    [ended] = wait_processes(start_trainer(lm_run, tmp_path, compile_cache, flags))
+    assert ended.exit_code == 2
+    assert said in ended.stderr
+    assert "Check failure" not in ended.stderr
+
+
 EVALUATIONS = """
 def probe(model):
     rows = model.encode(["1 and 2 make 3. ", "7 "])

@@ -9,15 +9,19 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, NoReturn
 
 import jax
+import jaxlib
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib import xla_client
 
-from conf.schema.training.run_yaml import PodFacts
+from conf.schema.training.run_yaml import LocalRunFileError, PodFacts
+from conf.xla_flags import complaint, ignored_words
 from trainer.distributed import mesh as meshes
 
 POLL_SECONDS = 2.0
@@ -81,6 +85,39 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 class JoinError(RuntimeError):
     """The processes did not connect to each other in time."""
+
+
+def check_xla_flags() -> None:
+    """Raise LocalRunFileError if jaxlib would end this process because of XLA_FLAGS. Call it before any use of JAX.
+
+    A fork of the process tries: a fresh one would load jaxlib again.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if not flags:
+        return
+    try:
+        ignored = ignored_words(flags)
+    except ValueError as error:
+        raise LocalRunFileError(f"XLA_FLAGS: {error}") from None
+    if ignored:
+        raise LocalRunFileError(f"XLA_FLAGS: flags begin with --, and jaxlib ignores {' '.join(ignored)}")
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads of NumPy exist, of which the fork needs none
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.dup2(writer, 2)
+            xla_client.CompileOptions()  # reads them
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
+        said = pipe.read()
+    if os.waitpid(child, 0)[1]:
+        raise LocalRunFileError(complaint(said, jaxlib.__version__))
 
 
 def set_cpu_threads(pod: PodFacts) -> None:

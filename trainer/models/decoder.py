@@ -101,7 +101,7 @@ def unembedding_matrix(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Arra
 
 
 def uncapped_logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
-    """Return float32 logits [..., vocab] before the soft cap, for hidden states [..., D] and an `unembedding_matrix`."""
+    """Return float32 logits [..., vocab] before the soft cap, from hidden states [..., D] and `unembedding_matrix`."""
     if hidden.dtype == jnp.float32 and jax.default_backend() == "cpu":
         return linear_by_rows(hidden, table)
     return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)

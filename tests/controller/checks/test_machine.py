@@ -14,6 +14,7 @@ from controller.checks import machine
 from controller.checks.asset_access import local_files_are_here
 from controller.checks.machine import (
     downloads_fit,
+    flags_are_known,
     programs_are_installed,
     ssh_config_can_be_read,
     workers_disks_suffice,
@@ -21,7 +22,10 @@ from controller.checks.machine import (
 from controller.checks.preflight import preflight
 from controller.config.this_machine import Devices
 from controller.context import format_size
+from controller.inputs.code import UnfetchedSnapshot
 from controller.localcloud.hub import HubServer
+from controller.plan.build import build_plan
+from controller.plan.worker_steps import LOCK_FILE
 from tests.composed import config_of as config
 from tests.controller.checks.plans import build, context, plan_of
 from tests.fakes.context import make_context
@@ -47,6 +51,40 @@ def test_the_program_of_a_build_must_be_installed(tmp_path: Path, monkeypatch: p
     (tmp_path / "make.sh").touch()
     assert list(programs_are_installed(plan_of(tmp_path, "{build: [make.sh, '{output}']}"), context())) == []
     assert list(programs_are_installed(plan_of(tmp_path, "{build: [sh, -c, 'ls {output}']}"), context())) == []
+
+
+KNOWN = "--xla_cpu_parallel_codegen_split_count=1"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "packages", "said"),
+    [
+        ("XLA_FLAGS", f"{KNOWN} --xla_nope=1", "lock", "Unknown flag in XLA_FLAGS: --xla_nope=1"),
+        ("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=x", "lock", "Couldn't interpret value x for flag xla_c"),
+        ("XLA_FLAGS", "--xla_tpu_nope=1", "lock", "move them to LIBTPU_INIT_ARGS"),
+        ("XLA_FLAGS", f"{KNOWN} xla_nope=1", "lock", "flags begin with --, and xla_nope=1 would be ignored"),
+        ("XLA_FLAGS", f"{KNOWN} '", "none", "No closing quotation"),
+        ("LIBTPU_INIT_ARGS", f"{KNOWN} xla_nope=1", "none", "flags begin with --, and xla_nope=1 would be ignored"),
+        ("XLA_FLAGS", f"{KNOWN} --xla_dump_hlo_pass_re='a b'", "lock", ""),
+        ("XLA_FLAGS", "/etc/flags-of-the-pod", "lock", ""),
+        ("XLA_FLAGS", "--torch_xla_nope=1", "none", ""),
+        ("LIBTPU_INIT_ARGS", "--xla_tpu_nope=1", "lock", ""),
+    ],
+)
+def test_a_flag_that_jaxlib_does_not_know_is_found_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, flags: str, packages: str, said: str
+) -> None:
+    locked = re.findall(r"^jaxlib==(\S+)", LOCK_FILE.read_text(), re.MULTILINE)
+    monkeypatch.setattr(machine, "version", dict.fromkeys(("jaxlib",), locked[0]).__getitem__)
+    command = ["cloud.project=acme", "program=command", "program.command=[a]", f"env.packages={packages}"]
+    made = config(*command, f'env.vars={{{name}: "{flags}"}}', f"run.state_dir={tmp_path}")
+    plan = build_plan(made, "acme", tmp_path, UnfetchedSnapshot(tmp_path, (), "0" * 40))
+    found = [str(finding) for finding in flags_are_known(plan, context())]
+    assert len(found) == bool(said)
+    assert all(line.startswith(f"env.vars.{name}: ") and said in line for line in found)
+    monkeypatch.setattr(machine, "version", lambda _: "0.1")
+    others = [finding.message for finding in flags_are_known(plan, context())]
+    assert others == [line.partition(": ")[2] for line in found if "does not accept" not in line]
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="OpenSSH is not installed")

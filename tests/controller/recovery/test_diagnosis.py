@@ -349,6 +349,9 @@ def test_last_words_are_of_the_program_and_neither_of_a_library_nor_of_exit_hand
     assert last_words(head + frames) == "in string_at (__init__.py:519)"
     assert last_words(f"{CAUGHT}wandb: find logs at ./wandb\n", 1) == "OSError: try again (data.py:7)"
     assert last_words(f"{CAUGHT}step 7\nbye\n", 2) == "bye"
+    fatal = "F1129 02:27:41.889600   28707 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_a=1\n"
+    stack = f"*** Check failure stack trace: ***\n    @     0x7fac78640634  absl::Die()\n{head}{own}"
+    assert last_words(f"hello\n{fatal}{stack}") == "Unknown flag in XLA_FLAGS: --xla_a=1"
 
 
 def test_what_is_no_traceback_and_no_process_is_not_named() -> None:
