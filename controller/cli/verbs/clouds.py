@@ -97,7 +97,8 @@ def list_choices(context: Context) -> tuple[list[PlacementChoice], str]:
         for zone in facts["zones"]:
             prices = facts["usd_per_chip_hour"].get(zone, (None, None))
             for capacity, price in zip(("on_demand", "spot"), prices, strict=True):
-                chips = quota_limit(limits, generation, zone, capacity)
+                limit = quota_limit(limits, generation, zone, capacity)
+                chips = limit.chips if limit else None
                 if chips is None or chips > 0:
                     found.append(PlacementChoice(generation, zone, capacity, chips, price))
     known = [choice for choice in found if choice.chips is not None]

@@ -66,7 +66,9 @@ _DISKS = {"hyperdisk-balanced": "HDB_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "
 USED_BY_OTHERS = 1
 """What somebody else's VM, of which nothing but this is seen, uses of each of them."""
 TPU_LIMIT = 4096
-"""Chips in each zone. A real project has none until it asks; an emulated one that has none would be of no use."""
+"""Chips in each zone and in each region. A real project has none until it asks, when an emulated one were of no use."""
+PER_REGION = "-per-region"
+"""What follows the name of a metric of the TPU API in that of its limit in each region."""
 _DEFAULT_PREEMPTIBLE = 1536
 """Chips of Compute Engine's preemptible quota of a new project."""
 _SERVING_CHIPS = 8
@@ -103,7 +105,8 @@ def _pools(family: str) -> tuple[str, str]:
 
 def check_limits(limits: object) -> None:
     """Raise ApiError 400 unless these are limits by the name of a quota."""
-    known = [*COMPUTE_LIMITS, *ALL_REGIONS, *metric_names(), *pool_names()]
+    by_region = [f"{name}{PER_REGION}" for name in metric_names()]
+    known = [*COMPUTE_LIMITS, *ALL_REGIONS, *metric_names(), *by_region, *pool_names()]
     if not isinstance(limits, Mapping) or not set(limits) <= set(known):
         raise ApiError(400, f"quotas must be limits by name; known: {', '.join(known)}")
     for name, limit in limits.items():
@@ -227,23 +230,32 @@ class Quotas:
     # TPUs
 
     def check_tpus(self, zone: str, kinds: Sequence[AcceleratorType], tier: str) -> None:
-        """Raise ApiError 429 if the zone has too little quota for more nodes of these types in that tier."""
-        preemptible = tier in ("spot", "preemptible")
-        for kind in dict.fromkeys(kinds):
+        """Raise ApiError 429 if zone or region have too little quota for more nodes of these types in that tier."""
+        preemptible, region = tier in ("spot", "preemptible"), zone.rpartition("-")[0]
+        for kind in dict.fromkeys(kinds) if tier in ("on_demand", "spot", "preemptible") else ():
             metric, label = _METRICS.get(_quota_of(kind), ("", ""))
             name = f"{metric}-preemptible" if preemptible else metric
-            wanted = [(one, preemptible) for one in kinds]
-            held = [*wanted, *self._held_by_requests(zone), *self._held_by_nodes(zone)]
-            alike = [one for one, spot in held if _quota_of(one) == _quota_of(kind) and spot == preemptible]
-            used = sum(one.slice_chips for one in alike)
-            if metric and tier in ("on_demand", "spot", "preemptible") and used > self._limit(name):
-                limit = f"{label.format(tier='Preemptible' if preemptible else '')}PerProjectPerZoneForTPUAPI"
-                message = f"Quota limit '{limit}' has been exceeded. Limit: {self._limit(name)} in zone {zone}."
-                raise ApiError(429, message)
+            label = f"{label.format(tier='Preemptible' if preemptible else '')}PerProjectPer"
+            full: list[tuple[str, int, str]] = []
+            for place, prefix, limit in (
+                (f"region {region}", f"{region}-", self._limit(f"{name}{PER_REGION}")),
+                (f"zone {zone}", f"{zone}/", self._limit(name)),
+            ):
+                held = [*((one, preemptible) for one in kinds), *self._held_by_requests(prefix)]
+                held += self._held_by_nodes(prefix)
+                alike = [one for one, spot in held if _quota_of(one) == _quota_of(kind) and spot == preemptible]
+                if metric and sum(one.slice_chips for one in alike) > limit:
+                    full.append((f"{label}{place.partition(' ')[0].title()}ForTPUAPI", limit, place))
+            if full:  # words: https://github.com/BioMedBERT/biomedbert/blob/master/nohup.out
+                labels, limits, places = (",".join(map(str, column)) for column in zip(*full, strict=True))
+                raise ApiError(429, f"Quota limit '{labels}' has been exceeded. Limit: {limits} in {places}.")
 
-    def _held_by_requests(self, zone: str) -> Iterator[tuple[AcceleratorType, bool]]:
-        """Yield type and preemptibility of what queued resources of a zone hold, whether its nodes exist yet or not."""
-        for _, queued in self.store.items("queued", f"projects/{PROJECT}/locations/{zone}/"):
+    def _held_by_requests(self, prefix: str) -> Iterator[tuple[AcceleratorType, bool]]:
+        """Yield type and preemptibility of what queued resources hold, whether their nodes exist yet or not.
+
+        `prefix`: of the locations, `us-east5-` or `us-east5-b/`.
+        """
+        for _, queued in self.store.items("queued", f"projects/{PROJECT}/locations/{prefix}"):
             if not holds_quota(queued):
                 continue
             for _, body in requested_nodes(queued):
@@ -252,9 +264,9 @@ class Quotas:
                 if kind is not None and capacity_tier(queued) in ("on_demand", "spot"):
                     yield kind, capacity_tier(queued) == "spot"
 
-    def _held_by_nodes(self, zone: str) -> Iterator[tuple[AcceleratorType, bool]]:
-        """Yield type and preemptibility of the nodes of a zone, but for those of a request that holds them."""
-        for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{zone}/"):
+    def _held_by_nodes(self, prefix: str) -> Iterator[tuple[AcceleratorType, bool]]:
+        """Yield type and preemptibility of nodes, but for those of a request that holds them."""
+        for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{prefix}"):
             queued = self.store.get("queued", node.get("queuedResource", ""))
             if queued is None or not holds_quota(queued):
                 scheduling = node.get("schedulingConfig") or {}
@@ -262,13 +274,19 @@ class Quotas:
                 yield self.catalog.types[node["acceleratorType"]], preemptible
 
     def tpu_metrics(self) -> list[Document]:
-        """Return the metrics of the TPU API as `consumerQuotaMetrics.list` of serviceusage v1beta1 shows them."""
+        """Return the metrics of the TPU API as `consumerQuotaMetrics.list` of serviceusage v1beta1 shows them.
+
+        Each has limits by region and by zone: https://github.com/marin-community/marin/pull/1612.
+        """
         metrics = []
         for quota, (name, _) in _METRICS.items():
             zones = sorted(self.catalog.zones_of[quota.partition(" ")[0]])
+            regions = sorted({zone.rpartition("-")[0] for zone in zones})
             for short in (name, f"{name}-preemptible"):
-                places = [({"zone": zone}, self._limit(short), 0) for zone in zones]
-                metrics.append(_metric("tpu", short, "/{project}/{zone}", [({}, 0, 0), *places]))
+                by_region = [({"region": region}, self._limit(f"{short}{PER_REGION}"), 0) for region in regions]
+                by_zone = [({"zone": zone}, self._limit(short), 0) for zone in zones]
+                limits = {"/{project}/{region}": [({}, 0, 0), *by_region], "/{project}/{zone}": [({}, 0, 0), *by_zone]}
+                metrics.append(_metric("tpu", short, limits))
         return metrics
 
     def pool_metrics(self) -> list[Document]:
@@ -281,27 +299,30 @@ class Quotas:
             regions = sorted({zone.rpartition("-")[0] for zone in zones})
             in_families += [({"region": one, "tpu_family": family}, self._limit(standard), 0) for one in regions]
             places = [({"region": one}, self._limit(preemptible), _DEFAULT_PREEMPTIBLE) for one in regions]
-            others.append(_metric("compute", preemptible.replace("-", "_"), "/{project}/{region}", places))
-        unit = "/{project}/{region}/{tpu_family}"
-        return [_metric("compute", "tpus_per_tpu_family", unit, in_families), *others]
+            others.append(_metric("compute", preemptible.replace("-", "_"), {"/{project}/{region}": places}))
+        families = {"/{project}/{region}/{tpu_family}": in_families}
+        return [_metric("compute", "tpus_per_tpu_family", families), *others]
 
 
 _Bucket = tuple[dict[str, str], int, int]
 """Dimensions, limit and default of a quota in one place."""
 
 
-def _metric(api: str, short: str, unit: str, places: Sequence[_Bucket]) -> Document:
-    """Return a metric of serviceusage v1beta1; `unit` starts after the 1."""
+def _metric(api: str, short: str, limits: Mapping[str, Sequence[_Bucket]]) -> Document:
+    """Return a metric of serviceusage v1beta1 with its limits by their units, which start after the 1."""
     metric = f"{api}.googleapis.com/{short}"
-    buckets = [
-        as_proto({"effectiveLimit": str(limit or ""), "defaultLimit": str(default or ""), "dimensions": where or None})
-        for where, limit, default in places
-    ]
     parent = f"projects/{PROJECT_NUMBER}/services/{api}.googleapis.com/consumerQuotaMetrics"
-    name = f"{parent}/{metric.replace('/', '%2F')}"
-    path = unit.replace("/", "%2F").replace("{", "").replace("}", "")
-    one = {"name": f"{name}/limits/{path}", "metric": metric, "unit": f"1{unit}", "quotaBuckets": buckets}
-    return {"name": name, "metric": metric, "unit": f"1{unit}", "consumerQuotaLimits": [one]}
+    name, listed = f"{parent}/{metric.replace('/', '%2F')}", list[Document]()
+    for unit, places in limits.items():
+        buckets = [
+            as_proto(
+                {"effectiveLimit": str(limit or ""), "defaultLimit": str(default or ""), "dimensions": where or None}
+            )
+            for where, limit, default in places
+        ]
+        path = unit.replace("/", "%2F").replace("{", "").replace("}", "")
+        listed.append({"name": f"{name}/limits/{path}", "metric": metric, "unit": f"1{unit}", "quotaBuckets": buckets})
+    return {"name": name, "metric": metric, "unit": "1", "consumerQuotaLimits": listed}
 
 
 def _quota_of(kind: AcceleratorType) -> str:

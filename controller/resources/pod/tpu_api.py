@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from conf.schema.config import Config
-from conf.schema.topology import Topology, tpu_type_table
+from conf.schema.topology import Topology, tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue
 from controller.core.text import nearest_names
@@ -127,32 +127,37 @@ class TpuApiChecks:
         if topology.chips > SERVING_CHIPS:
             limits = {key: limit for key, limit in limits.items() if not key[0].startswith(SERVING_METRIC)}
         known = {place: quota_limit(limits, topology.generation, *place) for place in wanted}
-        short = {place: limit for place, limit in known.items() if limit is not None and limit < chips}
+        short = {place: limit for place, limit in known.items() if limit is not None and limit.chips < chips}
         for (zone, capacity), limit in short.items():
+            where = "" if limit.place == zone else f" in all of {limit.place}"
             yield Issue(
-                f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, and "
-                f"{chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone; "
+                f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit.chips:.0f}{where}, "
+                f"and {chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone; "
                 "`slipway init` lists the zones with quota",
                 severity="error" if len(short) == len(wanted) else "warning",
             )
         if config.tpu.plane == "auto" and topology.image_family:
             for (zone, capacity), limit in known.items():
                 if limit is not None and (zone, capacity) not in short:
-                    what = f"{config.tpu.accelerator_type} {capacity} draws on the TPU API's quota in {zone}, which is"
-                    yield Issue(f"{what} {'unlimited' if limit == float('inf') else f'{limit:.0f}'}", severity="note")
+                    what = f"{config.tpu.accelerator_type} {capacity} draws on the TPU API's quota in {limit.place}"
+                    yield Issue(f"{what}, which is {limit}", severity="note")
         pool, held = _pool(topology.generation, topology.chips), chips_of_others(config, context)
         for (zone, capacity), limit in known.items():
-            serving = _limit(limits, pool, zone, capacity) if pool == SERVING_METRIC else None
-            enough = limit if serving is None else serving
-            if limit is None or enough is None or (zone, capacity) in short:
+            if limit is None or (zone, capacity) in short:
                 continue
-            what, others = f"{config.tpu.accelerator_type} {capacity} draws on", held[pool, zone, SUFFIXES[capacity]]
-            if enough < chips:
-                message = f"{what} the serving quota in {zone}, which is {enough:.0f}; request more, or choose a larger"
-                yield Issue(f"{message} slice", severity="warning")
-            elif enough - others < chips:
-                message = f"{what} a quota of {enough:.0f} in {zone}, and other pods of the project hold {others} of it"
-                yield Issue(f"{message}; {chips} are needed", severity="warning")
+            what, suffix = f"{config.tpu.accelerator_type} {capacity} draws on", SUFFIXES[capacity]
+            rows = _limits_at(limits, pool, zone, capacity) or [limit]
+            if (least := min(rows)).chips < chips:
+                message = f"{what} the serving quota in {least.place}, which is {least}; request more, or choose a"
+                yield Issue(f"{message} larger slice", severity="warning")
+                continue
+            for enough in rows:
+                places = [z for metric, z, kind in held if (metric, kind) == (pool, suffix)]
+                others = sum(held[pool, z, suffix] for z in places if enough.place in (z, zone_region(z)))
+                if enough.chips - others < chips:
+                    message = f"{what} a quota of {enough} in {enough.place}, and other pods of the project hold"
+                    yield Issue(f"{message} {others} of it; {chips} are needed", severity="warning")
+                    break
 
 
 def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
@@ -200,32 +205,49 @@ def chips_of_others(config: Config, context: Context) -> Counter[tuple[str, str,
     return held
 
 
-def quota_limits(context: Context) -> dict[tuple[str, str], float]:
-    """Return the quota by (metric, zone). An empty zone covers all other zones; -1 means no limit."""
+class Limit(NamedTuple):
+    """How many chips are allowed in a zone, or in a region; `inf` if that is unlimited."""
+
+    chips: float
+    place: str
+
+    def __str__(self) -> str:
+        return "unlimited" if self.chips == float("inf") else f"{self.chips:.0f}"
+
+
+Limits = Mapping[tuple[str, str], float]
+"""Limits by metric and zone, or region; those of "zone" are of all other zones, those of "region" of other regions."""
+
+
+def quota_limits(context: Context) -> Limits:
+    """Return the quota of each metric. It has limits by zone and by region, and a request must be within both:
+    https://github.com/marin-community/marin/pull/1612 (2025-09-19).
+    """
     limits: dict[tuple[str, str], float] = {}
     for metric in quota_metrics(context, "tpu.googleapis.com"):
         name = metric.get("metric", "").rpartition("/")[2]
         for limit in metric.get("consumerQuotaLimits", []):
-            if "{zone}" not in limit.get("unit", ""):
-                continue
-            for bucket in limit.get("quotaBuckets", []):
-                zone = bucket.get("dimensions", {}).get("zone", "")
-                limits[name, zone] = float(bucket.get("effectiveLimit", 0))
+            kind = next((kind for kind in ("zone", "region") if f"{{{kind}}}" in limit.get("unit", "")), None)
+            for bucket in limit.get("quotaBuckets", []) if kind else ():
+                chips = float(bucket.get("effectiveLimit", 0))
+                limits[name, bucket.get("dimensions", {}).get(kind, kind)] = chips if chips >= 0 else float("inf")
     return limits
 
 
-def quota_limit(limits: dict[tuple[str, str], float], generation: str, zone: str, capacity: str) -> float | None:
-    """Return the largest applicable limit, `inf` if unlimited; None if the response has no known metric."""
-    found = [_limit(limits, metric, zone, capacity) for metric in METRICS.get(generation, ())]
-    return max((limit for limit in found if limit is not None), default=None)
+def quota_limit(limits: Limits, generation: str, zone: str, capacity: str) -> Limit | None:
+    """Return what is allowed in a zone, by the metric that allows most; None if the response has no known metric."""
+    found = [_limits_at(limits, metric, zone, capacity) for metric in METRICS.get(generation, ())]
+    return max((min(rows) for rows in found if rows), default=None)
 
 
-def _limit(limits: dict[tuple[str, str], float], metric: str, zone: str, capacity: str) -> float | None:
+def _limits_at(limits: Limits, metric: str, zone: str, capacity: str) -> list[Limit]:
+    """Return the known limits of a metric in a zone and in its region."""
     if capacity not in SUFFIXES:
-        return None
+        return []
     name = metric + SUFFIXES[capacity]
-    limit = limits.get((name, zone), limits.get((name, "")))
-    return float("inf") if limit is not None and limit < 0 else limit
+    places = (("zone", zone), ("region", zone_region(zone)))
+    known = ((limits.get((name, place), limits.get((name, kind))), place) for kind, place in places)
+    return [Limit(chips, place) for chips, place in known if chips is not None]
 
 
 NODES = "tpu projects.locations.nodes."

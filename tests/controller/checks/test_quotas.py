@@ -22,6 +22,31 @@ def test_small_v5e_slices_draw_on_the_serving_quota() -> None:
     assert words(both_quotas(0, 64))[0].startswith("quota: error tpu.zone: no v5litepod-16 on_demand")
 
 
+def by_place(zone: int, region: int, *more: dict[str, Any], metric: str = "tpu-v5s-litepod") -> dict[str, Any]:
+    """Return the limits of a metric in all zones and in all regions, then further ones of regions."""
+    limits = [
+        {"unit": "1/{project}/{zone}", "quotaBuckets": [{"effectiveLimit": str(zone)}]},
+        {"unit": "1/{project}/{region}", "quotaBuckets": [{"effectiveLimit": str(region)}, *more]},
+        {"unit": "1/{project}", "quotaBuckets": [{"effectiveLimit": "1"}]},
+    ]
+    listed = {"metric": f"tpu.googleapis.com/{metric}", "consumerQuotaLimits": limits}
+    return {"services.consumerQuotaMetrics.list": {"metrics": [listed]}}
+
+
+def test_the_quota_of_a_region_binds_beside_that_of_the_zone() -> None:
+    assert words(by_place(16, 16)) == []
+    [error] = words(by_place(16, 0))
+    said = "quota: error tpu.zone: no v5litepod-16 on_demand quota in us-central1-a: the limit is 0 in all of us-cent"
+    assert error.startswith(f"{said}ral1, and 16 are needed")
+    [error] = words(by_place(8, 16))
+    assert "quota in us-central1-a: the limit is 8, and 16 are needed" in error
+    here = {"dimensions": {"region": "us-central1"}, "effectiveLimit": "-1"}
+    assert words(by_place(16, 0, here)) == []
+    [warning] = words(by_place(64, 31) | nodes(node("x", zone="us-central1-c")))
+    assert warning.endswith("a quota of 31 in us-central1, and other pods of the project hold 16 of it; 16 are needed")
+    assert words(by_place(64, 32) | nodes(node("x", zone="us-central1-c"), node("y", zone="us-west4-a"))) == []
+
+
 def test_quotas_are_for_all_slices_of_a_run() -> None:
     grpo = [*SAMPLERS, "program=trainer", "program.command=[]", "tpu=v5litepod_8", "tpu.zone=us-central1-a"]
     assert words(both_quotas(32, 32), *grpo) == []

@@ -45,8 +45,29 @@ def test_small_slices_of_v5e_draw_on_the_serving_quota(tmp_path: Path) -> None:
 def test_a_project_lists_what_is_enforced(tmp_path: Path) -> None:
     listed = {one["metric"]: one for one in quotas(tmp_path, tpu_v4s_preemptible=32).tpu_metrics()}
     assert [name.partition("/")[2] for name in listed] == metric_names()
-    [limit] = listed["tpu.googleapis.com/tpu-v4s-preemptible"]["consumerQuotaLimits"]
+    region, limit = listed["tpu.googleapis.com/tpu-v4s-preemptible"]["consumerQuotaLimits"]
+    assert (region["unit"], limit["unit"]) == ("1/{project}/{region}", "1/{project}/{zone}")
+    assert {b["dimensions"]["region"]: b["effectiveLimit"] for b in region["quotaBuckets"][1:]} == {
+        "us-central2": "4096"
+    }
     assert {b["dimensions"]["zone"]: b["effectiveLimit"] for b in limit["quotaBuckets"][1:]} == {"us-central2-b": "32"}
+
+
+def test_a_node_must_be_within_the_quotas_of_zone_and_region(tmp_path: Path) -> None:
+    none = quotas(tmp_path, tpu_v6e_preemptible_per_region=0)
+    words = (
+        "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region us-centra"
+    )
+    assert refusal(none, ["v6e-1"], "spot") == f"{words}l1."
+    assert refusal(none, ["v6e-1"], "on_demand") == ""
+    mine = quotas(tmp_path, tpu_v6e_per_region=8, tpu_v6e=4)
+    for zone, kind in (("us-central1-b", "v6e-4"), ("us-east5-b", "v6e-8")):
+        node = {"acceleratorType": kind, "name": f"{PROJECT}/locations/{zone}/nodes/other", "state": "READY"}
+        mine.store.put("node", node["name"], node)
+    assert refusal(mine, ["v6e-4"], "on_demand") == ""
+    both = "TPUV6EPerProjectPerRegionForTPUAPI,TPUV6EPerProjectPerZoneForTPUAPI"
+    words = f"Quota limit '{both}' has been exceeded. Limit: 8,4 in region {REGION},zone {ZONE}."
+    assert refusal(mine, ["v6e-8"], "on_demand") == words
 
 
 def test_the_usage_of_a_region_is_shown_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
