@@ -22,6 +22,14 @@ YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is te
 YamlDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
+REQUIRED = ("devices_per_chip", "runtime_version", "zones", "usd_per_chip_hour")
+"""What the row of a generation must say; it may say less of the rest."""
+
+
+class TableError(ValueError):
+    """`tpu_types.yaml` is incomplete; the message names the row and the key."""
+
+
 class UnknownTypeError(ValueError):
     """The table has no such accelerator type; the message suggests the closest ones."""
 
@@ -61,8 +69,25 @@ class Topology:
 
 @cache
 def tpu_type_table() -> dict[str, Any]:
-    """Return the parsed `tpu_types.yaml`."""
-    return yaml.load(TABLE_FILE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+    """Return the parsed `tpu_types.yaml`, each generation with all its keys. Raises TableError."""
+    return read_tpu_types(TABLE_FILE)
+
+
+def read_tpu_types(file: Path) -> dict[str, Any]:
+    """Return a parsed table of TPU types, each generation with all its keys. Raises TableError."""
+    table = yaml.load(file.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+    defaults, rows = table["generation_defaults"], table["generations"]
+    for name, row in rows.items():
+        if missing := [key for key in REQUIRED if key not in row]:
+            raise TableError(f"{file.name}: generations.{name} lacks {', '.join(missing)}")
+        if unknown := row.keys() - {*REQUIRED, *defaults}:
+            known = ", ".join((*REQUIRED, *defaults))
+            raise TableError(f"{file.name}: generations.{name} has no {', '.join(sorted(unknown))}; keys: {known}")
+    table["generations"] = {name: {**defaults, **row} for name, row in rows.items()}
+    for name, row in table["types"].items():
+        if row[0] not in rows:
+            raise TableError(f"{file.name}: types.{name} is of {row[0]!r}, which generations does not have")
+    return table
 
 
 def find_topology(accelerator_type: str, machine_type: str | None = None) -> Topology:
@@ -82,7 +107,7 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
         raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near) or 'none'}")
     name, chips, vms, chips_per_vm, shape = types[accelerator_type]
     generation = tpu_type_table()["generations"][name]
-    machines: dict[int, str] = generation.get("machine_types", {})
+    machines: dict[int, str] = generation["machine_types"]
     if machine_type is not None:
         chips_per_vm = _chips_of_machine(accelerator_type, chips, machine_type, machines)
         vms = chips // chips_per_vm
@@ -98,10 +123,10 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
         runtime_version=generation["runtime_version"],
         zones=tuple(generation["zones"]),
         usd_per_chip_hour=MappingProxyType({z: (p[0], p[1]) for z, p in generation["usd_per_chip_hour"].items()}),
-        flex_start_zones=tuple(generation.get("flex_start_zones", ())),
-        on_tpu_api=generation.get("tpu_api", True),
+        flex_start_zones=tuple(generation["flex_start_zones"]),
+        on_tpu_api=generation["tpu_api"],
         machine_type=machines.get(chips_per_vm, ""),
-        image_family=generation.get("image_family", ""),
+        image_family=generation["image_family"],
     )
 
 
@@ -147,7 +172,7 @@ def type_of_shape(spelling: str) -> str:
 def type_of_machines(machine_type: str, vms: int) -> str:
     """Return the accelerator type that so many VMs of a machine type of Compute Engine make up, or ''."""
     for generation, facts in tpu_type_table()["generations"].items():
-        for size, name in facts.get("machine_types", {}).items():
+        for size, name in facts["machine_types"].items():
             if name == machine_type:
                 rows = tpu_type_table()["types"].items()
                 return next((kind for kind, row in rows if row[0] == generation and row[1] == size * vms), "")

@@ -255,6 +255,8 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb(
         "look for what would stop a run: login, rights, policies, quota, images, SSH, licenses; with cures", "setup",
         "troubleshooting.md", ("doctor cloud=mine tpu=mine", f"doctor {QUICKSTART} cloud=mine tpu=mine"),
+        (_flag("--days", "age in days of Slipway's own tables, images and locks from which it warns (default: 180)",
+               "number", type=float, default=180.0, metavar="N"),),
     ),
     "witness": Verb(
         "try everything once on your project: one small run with a preemption; record it, delete everything", "setup",

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 import conf
+from conf.as_of import facts_of
 from conf.schema.config import Config
-from conf.schema.topology import YamlLoader
+from conf.schema.topology import TABLE_FILE, YamlLoader
 
 HOURS_PER_MONTH = 730.0
 BASTION_DISK_GB = 10
@@ -63,7 +64,13 @@ def hourly_price(config: Config, now: float, zone: str | None = None, capacity: 
             0.0, _network(config), f"free under the TRC grant until {trc.free_until}", _network_items(config)
         )
     tpu = config.topology.usd_per_hour(zone, spot=capacity in SPOT_TIERS)
-    return HourlyPrice(tpu, _network(config), "2026 list price", _network_items(config))
+    return HourlyPrice(tpu, _network(config), f"{_year_of_prices()} list price", _network_items(config))
+
+
+@cache
+def _year_of_prices() -> int:
+    """Return the year of which most prices of TPUs are, by the file itself."""
+    return next(facts.since.year for facts in facts_of(TABLE_FILE) if "prices" in facts.what)
 
 
 def _network_items(config: Config) -> str:

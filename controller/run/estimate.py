@@ -87,8 +87,9 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
         return None
     if isinstance(config.loop, CustomLoop):
         return None
-    slice_ = config.topology
-    if (config.cloud.kind == "local" and price.tpu is None) or slice_.bf16_flops_per_chip is None:
+    facts = tpu_type_table()["generations"].get(config.topology.generation, {})
+    if (config.cloud.kind == "local" and price.tpu is None) or None in (
+        config.topology.bf16_flops_per_chip, facts.get("utilization")):  # fmt: skip
         return None
     if (found := _forecast(config, config.model, price)) is not None:
         return found

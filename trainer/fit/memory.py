@@ -18,7 +18,7 @@ from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs, with_model_overrides
 from trainer.fit.schedule import parse
-from trainer.fit.step_time import device_rates, step_time
+from trainer.fit.step_time import device_rates, has_rates, step_time
 from trainer.step.program import Program
 
 
@@ -164,14 +164,15 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
 
 
 def _computed_seconds(compiled: Compiled, experiment: RunFile) -> float:
-    """Return the seconds by the schedule; 0 if JAX cannot read it, as some of a compiler that is newer than JAX."""
+    """Return the seconds by the schedule; 0 if JAX cannot read it, as some of a compiler that is newer than JAX, or if
+    nobody publishes how fast the chip is.
+    """
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError:
         text = None
-    if text is None:
-        return 0.0
-    return step_time(parse(text), device_rates(find_topology(experiment.pod.accelerator_type))).total
+    slice_ = find_topology(experiment.pod.accelerator_type)
+    return 0.0 if text is None or not has_rates(slice_) else step_time(parse(text), device_rates(slice_)).total
 
 
 def requested_gib(output: str) -> float:

@@ -75,6 +75,12 @@ class StepTime:
         return StepTime(*(count * getattr(self, f.name) for f in fields(self)))
 
 
+def has_rates(slice_: Topology) -> bool:
+    """Return whether the table knows how fast a slice's chips are."""
+    facts = tpu_type_table()["generations"][slice_.generation]
+    return None not in (facts[key] for key in ("bf16_flops_per_chip", "hbm_bytes_per_second", "ici_bytes_per_second"))
+
+
 def device_rates(slice_: Topology) -> Rates:
     """Return the rates of a slice's devices; a chip of two devices shares its memory and links."""
     facts = tpu_type_table()["generations"][slice_.generation]

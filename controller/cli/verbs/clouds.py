@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.schema.cloud import LocalCloud
-from conf.schema.topology import find_topology, tpu_type_table, zone_region
+from conf.schema.topology import zone_region
 from conf.strict_json import dumps
 from controller import emulator
 from controller.cli.main import Command
@@ -23,42 +23,18 @@ from controller.records import index
 
 if TYPE_CHECKING:
     from conf.schema.config import Config
+    from controller.cli.verbs.placements import PlacementChoice, Placements
     from controller.context import Context
 
 SIGN_IN_MESSAGE = (
     "no Google credentials; run\n  gcloud auth login\n  gcloud auth application-default login\n"
     "(to install gcloud: https://cloud.google.com/sdk/docs/install), or try cloud=local first, which needs no account"
 )
-SMALL_SLICE_CHIPS = 16
-"""Largest number of chips to suggest, however large the quota."""
-
-
-@dataclass(frozen=True)
-class PlacementChoice:
-    """A generation in a zone in a tier; `chips` is the quota, None if it is unknown."""
-
-    generation: str
-    zone: str
-    capacity: str
-    chips: float | None
-    usd_per_chip_hour: float | None
-
-    @property
-    def accelerator_type(self) -> str:
-        """The largest of the small types of the generation that the quota allows."""
-        most = min(SMALL_SLICE_CHIPS, SMALL_SLICE_CHIPS if self.chips is None else self.chips)
-        types = [find_topology(name) for name, row in tpu_type_table()["types"].items() if row[0] == self.generation]
-        fitting = [t for t in types if t.chips <= most] or [min(types, key=lambda t: t.chips)]
-        return max(fitting, key=lambda t: t.chips).accelerator_type
-
-    def __str__(self) -> str:
-        chips = "?" if self.chips is None else "no limit" if self.chips == float("inf") else f"{self.chips:.0f}"
-        price = f"${self.usd_per_chip_hour:.2f}" if self.usd_per_chip_hour is not None else "?"
-        return f"{self.generation:<5} {self.zone:<24} {self.capacity:<10} {chips:>8} chips {price:>8} per chip-hour"
 
 
 def run_init(command: Command) -> int:
     """`slipway init`: set up credentials, project, and a zone with quota; writes cloud=mine and tpu=mine."""
+    from controller.cli.verbs.placements import find_placements
     from controller.connect import open_context, project_of, require_project
 
     config = command.options.cloud_config()
@@ -71,79 +47,20 @@ def run_init(command: Command) -> int:
     with open_context(config) as (context, _):
         if not context.google.has_credentials:
             raise ConfigError(SIGN_IN_MESSAGE)
-        with command.options.showing("asking for the quota of every zone"):
-            offered, why = list_choices(context)
-        choice = _select(command, offered, why)
+        with command.options.showing("asking what every zone offers, and for the quotas"):
+            placements = find_placements(context)
+        if placements.unknown:
+            print(placements.unknown_words, file=sys.stderr)
+        choice = _select(command, placements)
         _write_config(files, config, project, choice)
         bucket = _create_bucket(command, config, project, choice, context)
-    _print_result(command, files, choice, bucket, offered)
+    _print_result(command, files, choice, bucket, placements)
     return 0
 
 
-def list_choices(context: Context) -> tuple[list[PlacementChoice], str]:
-    """Return the possible choices, sufficient quota first, then the cheapest; and why no quota is known."""
-    from controller.gcp.google_errors import ForbiddenError, GoogleError, ServiceDisabledError
-    from controller.resources.pod.tpu_api import METRICS, quota_limit, quota_limits
-
-    try:
-        limits, why = quota_limits(context), ""
-    except ServiceDisabledError as error:
-        limits, why = {}, f"{error.service} is not enabled yet"
-    except GoogleError as error:
-        limits, why = {}, f"permission denied ({error.message})" if isinstance(error, ForbiddenError) else str(error)
-    found = []
-    for generation in METRICS:
-        facts = tpu_type_table()["generations"][generation]
-        for zone in facts["zones"]:
-            prices = facts["usd_per_chip_hour"].get(zone, (None, None))
-            for capacity, price in zip(("on_demand", "spot"), prices, strict=True):
-                limit = quota_limit(limits, generation, zone, capacity)
-                chips = limit.chips if limit else None
-                if chips is None or chips > 0:
-                    found.append(PlacementChoice(generation, zone, capacity, chips, price))
-    known = [choice for choice in found if choice.chips is not None]
-    if known:
-        return sorted(known, key=_sort_key), ""
-    return sorted(_filter_offered(context, found), key=_sort_key), why or "Google's response contains no TPU quota"
-
-
-def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
-    few = SMALL_SLICE_CHIPS if choice.chips is None else min(choice.chips, SMALL_SLICE_CHIPS)
-    return -few, choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
-
-
-def _filter_offered(context: Context, found: list[PlacementChoice]) -> list[PlacementChoice]:
-    """Keep the choices whose zone offers a type of the generation, as far as Google reports that."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from controller.gcp.google_errors import GoogleError, ServiceDisabledError
-
-    def types_in(zone: str) -> set[str] | None:
-        parent = f"projects/{context.project}/locations/{zone}"
-        try:
-            listed = context.google.list_all(
-                "tpu", "projects.locations.acceleratorTypes.list", "acceleratorTypes", parent=parent
-            )
-            return {item.get("type", item["name"].rpartition("/")[2]) for item in listed}
-        except ServiceDisabledError:
-            return None
-        except GoogleError:
-            return set()
-
-    zones = sorted({choice.zone for choice in found})
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        types = dict(zip(zones, pool.map(types_in, zones), strict=True))
-    kinds = {name: row[0] for name, row in tpu_type_table()["types"].items()}
-
-    def is_there(choice: PlacementChoice) -> bool:
-        there = types[choice.zone]
-        return there is None or any(kinds.get(name) == choice.generation for name in there)
-
-    return [choice for choice in found if is_there(choice)]
-
-
-def _select(command: Command, offered: list[PlacementChoice], why: str) -> PlacementChoice:
+def _select(command: Command, placements: Placements) -> PlacementChoice:
     """Return the zone of --zone, the user's choice, or the largest quota if the user cannot be asked."""
+    offered, why = placements.choices, placements.why
     if not offered:
         raise ConfigError(
             "no zone has TPU quota for this project: request some (IAM & Admin > Quotas), or apply for TRC"
@@ -175,7 +92,7 @@ def _write_config(files: list[Path], config: Config, project: str, choice: Place
     texts = (
         f"{head}  - {base}\n  - _self_\nproject: {project}\n",
         f"{head}  - v5litepod_16\n  - _self_\naccelerator_type: {choice.accelerator_type}\nzone: {choice.zone}\n"
-        f"capacity: {choice.capacity}\n",
+        f"capacity: {choice.capacity}\n" + (f"plane: {choice.plane}\n" if choice.plane != "tpu_api" else ""),
     )
     for file, text in zip(files, texts, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -206,13 +123,14 @@ def _create_bucket(
 
 
 def _print_result(
-    command: Command, files: list[Path], choice: PlacementChoice, bucket: str | None, offered: list[PlacementChoice]
+    command: Command, files: list[Path], choice: PlacementChoice, bucket: str | None, placements: Placements
 ) -> None:
     names = [str(file.relative_to(Path.cwd())) for file in files]
     if command.flags.json:
-        chosen = {**asdict(choice), "accelerator_type": choice.accelerator_type}
-        rows = [{**asdict(c), "chips": None if c.chips == float("inf") else c.chips} for c in offered]
-        print(dumps({"files": names, "chosen": chosen, "bucket": bucket, "choices": rows}, indent=1))
+        rows = [{**asdict(c), "chips": None if c.chips == float("inf") else c.chips} for c in placements.choices]
+        chosen = {**rows[placements.choices.index(choice)], "accelerator_type": choice.accelerator_type}
+        document = {"files": names, "chosen": chosen, "bucket": bucket, "choices": rows, "unknown": placements.unknown}
+        print(dumps(document, indent=1))
         return
     print(f"wrote {' and '.join(names)}: {choice.accelerator_type}, {choice.capacity} in {choice.zone}")
     print(f"created bucket {bucket}" if bucket else "the first `slipway up` creates the bucket")

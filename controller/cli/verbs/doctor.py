@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.as_of import all_facts
 from conf.strict_json import dumps
 from controller.checks.preflight import Answer, examine_cloud, examine_config, examine_plan
 from controller.connect import open_context, opening_message, project_of, require_pods
-from controller.core.errors import SlipwayError
+from controller.core.errors import ConfigError, SlipwayError
 from controller.core.finding import Finding
 from controller.core.text import plural, width_of, wrap
 from controller.plan.build import build_plan
@@ -35,12 +37,14 @@ def run_doctor(command: Command) -> int:
 
     Returns 2 if something stops `up`, 1 if something could not be looked at, else 0.
     """
-    options = command.options
+    options, days = command.options, command.flags.days
+    if not 0 < days < float("inf"):
+        raise ConfigError(f"--days: {days:g}; it must be above 0")
     config = options.cloud_config()
     require_pods(config)
     with options.showing(opening_message(config)) as doing, open_context(config) as (context, _):
         doing("looking at this machine, your account and the project")
-        rows = examine(config, context)
+        rows = _sorted([*examine(config, context), *outdated(context.clock.now(), days)])
     if command.flags.json:
         print(dumps({"project": project_of(config), "checks": rows}, indent=1))
     else:
@@ -65,6 +69,22 @@ def examine(config: Config, context: Context) -> list[dict[str, Any]]:
             rows += [row for answer in examine_plan(plan, context) for row in _rows_of(answer)]
         except SlipwayError as error:
             rows.append(_row("plan", "error", str(error)))
+    return _sorted(rows)
+
+
+def outdated(now: float, days: float) -> list[dict[str, Any]]:
+    """Return a row for each of our own tables, images and locks that is older than so many days."""
+    today, rows = datetime.fromtimestamp(now, UTC).date(), list[dict[str, Any]]()
+    for facts in all_facts():
+        age = (today - facts.since).days
+        if age > days:
+            old = f"{facts.what}: as of {facts.written}, {age} days old{' at most' * (len(facts.written) < 10)}"
+            message = f"{old}; a newer Slipway may have newer ones (`git pull` in its clone), or edit the file"
+            rows.append(_row("dates", "warning", message, f"conf/{facts.file}"))
+    return rows or [_row("dates", "ok", f"no table, image or lock is older than {days:g} days")]
+
+
+def _sorted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: list(SIGNS).index(row["outcome"]))
 
 

@@ -4,15 +4,12 @@ Machine types of Compute Engine and the slices that several of them make: https:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-import conf
+from conf.schema.topology import tpu_type_table
 from controller.localcloud.http.call import PROJECT
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document
@@ -44,11 +41,19 @@ class AcceleratorType:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Accelerator types by name, zones by generation, and runtime versions."""
+    """Accelerator types by name, zones by generation, runtime versions, and machine types of Compute Engine by name.
+
+    Attributes:
+        of_tpu_api: the generations that the TPU API has.
+        hyperdisk: those whose VMs have no Persistent Disk.
+    """
 
     types: Mapping[str, AcceleratorType]
     zones_of: Mapping[str, frozenset[str]]
     runtime_versions: frozenset[str]
+    machines: Mapping[str, "TpuMachine"]
+    of_tpu_api: frozenset[str]
+    hyperdisk: frozenset[str]
 
     @property
     def zones(self) -> list[str]:
@@ -59,34 +64,19 @@ class Catalog:
         return sorted({zone.rpartition("-")[0] for zone in self.zones})
 
     def types_in_zone(self, zone: str) -> list[AcceleratorType]:
-        """Return the types that the TPU API offers in a zone; it ends with v6e."""
-        offered = [kind for kind in self.types.values() if kind.generation in _CONFIG_TYPE]
+        """Return the types that the TPU API offers in a zone."""
+        offered = [kind for kind in self.types.values() if kind.generation in self.of_tpu_api]
         return [kind for kind in offered if zone in self.zones_of[kind.generation]]
+
+    @property
+    def families(self) -> dict[str, str]:
+        """The generation of each family of machine types that a quota is for."""
+        machines = self.machines.values()
+        return {one.family: one.generation for one in machines if one.generation not in _NOT_ALLOWED}
 
     def find_by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
         """Return the type that an acceleratorConfig ({type, topology}) names."""
         return next((kind for kind in self.types.values() if kind.config and kind.config == dict(config)), None)
-
-
-@cache
-def load_catalog() -> Catalog:
-    """Load the table that ships in the conf package."""
-    text = (Path(conf.__file__).parent / "tpu_types.yaml").read_text()
-    table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe loaders)
-    generations = table["generations"]
-    types = {
-        name: AcceleratorType(name, generation, vms, chips * generations[generation]["devices_per_chip"], shape, chips)
-        for name, (generation, _, vms, chips, shape) in table["types"].items()
-    }
-    return Catalog(
-        types=types,
-        zones_of={name: frozenset(facts["zones"]) for name, facts in generations.items()},
-        runtime_versions=frozenset(facts["runtime_version"] for facts in generations.values()),
-    )
-
-
-_ZONES = {"tpu7x": frozenset({"us-central1-c"})}
-"""Zones of a generation that the TPU API does not have: https://cloud.google.com/tpu/docs/regions-zones."""
 
 
 @dataclass(frozen=True)
@@ -98,48 +88,66 @@ class TpuMachine:
     chips: int
     cpus: int
     memory_gb: int
-    family: str
-    """Value of the dimension `tpu_family` of its quota."""
+
+    @property
+    def family(self) -> str:
+        """Value of the dimension `tpu_family` of its quota."""
+        return self.name.partition("-")[0].upper()
 
 
-_MACHINES = (
-    TpuMachine("ct5lp-hightpu-1t", "v5e", 1, 24, 48, "CT5LP"),
-    TpuMachine("ct5lp-hightpu-4t", "v5e", 4, 112, 192, "CT5LP"),
-    TpuMachine("ct5lp-hightpu-8t", "v5e", 8, 224, 384, "CT5LP"),
-    TpuMachine("ct5p-hightpu-4t", "v5p", 4, 208, 448, "CT5P"),
-    TpuMachine("ct6e-standard-1t", "v6e", 1, 44, 176, "CT6E"),
-    TpuMachine("ct6e-standard-4t", "v6e", 4, 180, 720, "CT6E"),
-    TpuMachine("ct6e-standard-8t", "v6e", 8, 180, 1440, "CT6E"),
-    TpuMachine("tpu7x-standard-4t", "tpu7x", 4, 224, 960, "TPU7X"),
-)
-MACHINES = {machine.name: machine for machine in _MACHINES}
-FAMILIES = {machine.family: machine.generation for machine in _MACHINES if machine.generation != "v5e"}
+_FOR_GKE = {"ct5lp-hightpu-1t": ("v5e", 1), "ct5lp-hightpu-4t": ("v5e", 4), "ct5lp-hightpu-8t": ("v5e", 8)}
+"""Generation and chips of the machine types that are listed, but which only Google Kubernetes Engine may use."""
+_NOT_ALLOWED = frozenset({"v5e"})
+_SIZES = {
+    "ct5lp-hightpu-1t": (24, 48), "ct5lp-hightpu-4t": (112, 192), "ct5lp-hightpu-8t": (224, 384),
+    "ct5p-hightpu-4t": (208, 448),
+    "ct6e-standard-1t": (44, 176), "ct6e-standard-4t": (180, 720), "ct6e-standard-8t": (180, 1440),
+}  # fmt: skip
+"""CPUs and memory in GB."""
+_USUAL_SIZE = (224, 960)
+"""Those of tpu7x-standard-4t, and of what is newer."""
+
+
+@cache
+def load_catalog() -> Catalog:
+    """Return what the table that ships in the conf package has."""
+    table = tpu_type_table()
+    generations = table["generations"]
+    types = {
+        name: AcceleratorType(name, generation, vms, chips * generations[generation]["devices_per_chip"], shape, chips)
+        for name, (generation, _, vms, chips, shape) in table["types"].items()
+    }
+    ours = {name: (gen, chips) for gen, facts in generations.items() for chips, name in facts["machine_types"].items()}
+    return Catalog(
+        types=types,
+        zones_of={name: frozenset(facts["zones"]) for name, facts in generations.items()},
+        runtime_versions=frozenset(facts["runtime_version"] for facts in generations.values()),
+        machines={
+            name: TpuMachine(name, generation, chips, *_SIZES.get(name, _USUAL_SIZE))
+            for name, (generation, chips) in {**_FOR_GKE, **ours}.items()
+        },
+        of_tpu_api=frozenset(name for name, facts in generations.items() if facts["tpu_api"]),
+        hyperdisk=frozenset(name for name, facts in generations.items() if facts["disk_type"].startswith("hyperdisk")),
+    )
+
+
 _OTHERS = r"(e2|f1|g1|n1|n2|n2d|n4|t2d|c3)-[a-z]+(-\d+)?"
 _OTHERS_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
 """Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
 _CHIPS_OF_SLICES = 4
 """Chips of the machine types that make slices of several VMs."""
-HYPERDISK_GENERATIONS = frozenset({"v6e", "tpu7x"})
-"""Generations whose VMs have no Persistent Disk."""
-_NOT_ALLOWED = frozenset({"v5e"})
-"""Generations whose machine types are listed, but which only Google Kubernetes Engine may use."""
 
 
 def tpu_machine(reference: str) -> TpuMachine | None:
     """Return the TPU machine type that a URL or a name refers to, or None for any other machine type."""
-    return MACHINES.get(reference.rpartition("/")[2])
-
-
-def zones_of(catalog: Catalog, generation: str) -> frozenset[str]:
-    """Return the zones where Compute Engine has a generation."""
-    return catalog.zones_of[generation] or _ZONES.get(generation, frozenset())
+    return load_catalog().machines.get(reference.rpartition("/")[2])
 
 
 def check_allowed(catalog: Catalog, name: str, zone: str) -> None:
     """Raise ApiError 400 unless a VM of this machine type can be made in the zone."""
     if not _is_offered(catalog, name, zone):  # words: github.com/keras-team/kinetic/issues/305
         raise ApiError(400, f"Invalid machine type {name} in zone {zone}.")
-    machine = MACHINES.get(name)
+    machine = catalog.machines.get(name)
     if machine is not None and machine.generation in _NOT_ALLOWED:
         raise ApiError(400, f"This user agent is not allowed to use the machine type {name}.")
 
@@ -151,15 +159,30 @@ def show_machine(catalog: Catalog, zone: str, name: str, root: str) -> Document:
         raise not_found(path)
     shown: Document = {"kind": "compute#machineType", "name": name, "zone": zone, "selfLink": root + path}
     shown["guestCpus"] = cpus_of(name)
-    if machine := MACHINES.get(name):
+    if machine := tpu_machine(name):
         accelerators = [{"guestAcceleratorType": machine.family.lower(), "guestAcceleratorCount": machine.chips}]
         shown |= {"memoryMb": machine.memory_gb * 1024, "accelerators": accelerators}
     return shown
 
 
+def machines_by_zone(
+    catalog: Catalog, others: Iterable[tuple[str, str]], root: str, wanted: Callable[[Document], bool]
+) -> Document:
+    """Return the machine types with TPUs, and others with their zones, as `machineTypes.aggregatedList` shows them."""
+    found = [(zone, name) for name, one in catalog.machines.items() for zone in catalog.zones_of[one.generation]]
+    items: Document = {f"zones/{zone}": {} for zone in catalog.zones}
+    for zone, name in sorted({*found, *others}):
+        path = f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}"
+        unlike: Document = {"kind": "compute#machineType", "name": name, "zone": zone, "selfLink": root + path}
+        shown = show_machine(catalog, zone, name, root) if (zone, name) in found else unlike
+        if wanted(shown):
+            items.setdefault(f"zones/{zone}", {}).setdefault("machineTypes", []).append(shown)
+    return {"items": items}
+
+
 def cpus_of(name: str) -> int:
     """Return the CPUs that a VM of this machine type sees; a shared core of E2 is two of them."""
-    if machine := MACHINES.get(name):
+    if machine := tpu_machine(name):
         return machine.cpus
     series, _, rest = name.partition("-")
     size = rest.rpartition("-")[2]
@@ -167,14 +190,15 @@ def cpus_of(name: str) -> int:
 
 
 def _is_offered(catalog: Catalog, name: str, zone: str) -> bool:
-    if machine := MACHINES.get(name):
-        return zone in zones_of(catalog, machine.generation)
+    if machine := catalog.machines.get(name):
+        return zone in catalog.zones_of[machine.generation]
     return re.fullmatch(_OTHERS_OF_US_CENTRAL2 if zone.startswith("us-central2") else _OTHERS, name) is not None
 
 
 def topologies(catalog: Catalog) -> set[str]:
     """Return the topologies of slices that Compute Engine can make."""
-    return {kind.topology for kind in catalog.types.values() if kind.generation in FAMILIES.values() and kind.topology}
+    having = set(catalog.families.values())
+    return {kind.topology for kind in catalog.types.values() if kind.generation in having and kind.topology}
 
 
 def slice_type(catalog: Catalog, machine: TpuMachine, topology: str | None) -> AcceleratorType | None:

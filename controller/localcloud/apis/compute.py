@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from controller.localcloud.apis.catalog import check_allowed, show_machine
+from controller.localcloud.apis.catalog import check_allowed, machines_by_zone, show_machine
 from controller.localcloud.apis.compute_engine.collections import (
     COLLECTIONS,
     INSTANCES,
@@ -50,7 +50,7 @@ class Compute(Service):
     """What all collections share, and the methods of the project, regions and zones."""
 
     methods: ClassVar = {
-        "compute.v1:": "projects.get projects.setCommonInstanceMetadata machineTypes.get "
+        "compute.v1:": "projects.get projects.setCommonInstanceMetadata machineTypes.get machineTypes.aggregatedList "
         "instances.getSerialPortOutput instances.getIamPolicy instances.setIamPolicy"
     }
     machines: Instances
@@ -86,6 +86,12 @@ class Compute(Service):
     def _machine_types_get(self, call: ApiCall) -> Document:
         self._check_location(call)
         return show_machine(self.catalog, call.path["zone"], call.path["machineType"], self.root)
+
+    def _machine_types_aggregated_list(self, call: ApiCall) -> Document:
+        check_project(call.path["project"])
+        others = [(one["zone"], one["machine_type"]) for one in self.faults.standing("offered") if one["machine_type"]]
+        wanted = partial(matches_filter, call.query.get("filter", ""))
+        return machines_by_zone(self.catalog, others, self.root, wanted)
 
     def effects(self) -> dict[str, Effect]:
         return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}

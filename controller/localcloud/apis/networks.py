@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from controller.localcloud.apis.catalog import HYPERDISK_GENERATIONS, Catalog
+from controller.localcloud.apis.catalog import Catalog, load_catalog
 from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
@@ -44,7 +44,7 @@ def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], 
         if disk is None:
             raise not_found(path)
         kind = disk["type"].rpartition("/")[2]
-        if kind.startswith("hyperdisk") != (generation in HYPERDISK_GENERATIONS):
+        if kind.startswith("hyperdisk") != (generation in load_catalog().hyperdisk):
             raise ApiError(400, f"{refused} Disk type {kind} cannot be attached to {generation}")
         writes = attached.get("mode", "READ_WRITE") != "READ_ONLY"
         if writes and vms > 1:

@@ -46,11 +46,17 @@ class Nodes(Service):
             "node.gone": self.remove,
         }
 
+    @property
+    def zones(self) -> list[str]:
+        return sorted(
+            {*self.catalog.zones, *(spec["zone"] for spec in self.faults.standing("offered") if spec["type"])}
+        )
+
     def location(self, call: ApiCall) -> str:
         """Return the parent of a call, `projects/P/locations/ZONE`; raise ApiError 403 for an unknown one."""
         check_project(call.path["projectsId"])
         zone = call.path["locationsId"]
-        if zone != "-" and zone not in self.catalog.zones:
+        if zone != "-" and zone not in self.zones:
             message = f"Permission denied on 'locations/{zone}' (or it may not exist)."
             raise ApiError(403, message)
         return f"projects/{PROJECT}/locations/{zone}"

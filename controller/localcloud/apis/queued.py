@@ -229,18 +229,20 @@ class Locations(Service):
     def _list(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         parent = f"projects/{PROJECT}/locations"
-        return paginate(call, [_shown_location(f"{parent}/{zone}") for zone in self.catalog.zones])
+        return paginate(call, [_shown_location(f"{parent}/{zone}") for zone in self.nodes.zones])
 
     def _accelerator_types(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
-        offered = self.catalog.types_in_zone(location.rpartition("/")[2])
+        zone = location.rpartition("/")[2]
+        offered = {kind.name: kind.config for kind in self.catalog.types_in_zone(zone)}
+        more = [spec["type"] for spec in self.faults.standing("offered") if spec["zone"] == zone and spec["type"]]
         return [
             {
-                "name": f"{location}/acceleratorTypes/{kind.name}",
-                "type": kind.name,
-                "acceleratorConfigs": [kind.config] if kind.config else [],
+                "name": f"{location}/acceleratorTypes/{name}",
+                "type": name,
+                "acceleratorConfigs": [config] if config else [],
             }
-            for kind in offered
+            for name, config in {**dict.fromkeys(more), **offered}.items()
         ]
 
     def _runtime_versions(self, call: ApiCall) -> list[Document]:

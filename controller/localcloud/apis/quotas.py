@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from controller.localcloud.apis.catalog import FAMILIES, MACHINES, AcceleratorType, Catalog, cpus_of, zones_of
+from controller.localcloud.apis.catalog import AcceleratorType, Catalog, cpus_of, load_catalog, tpu_machine
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, as_proto
 from controller.localcloud.http.errors import ApiError, quota_exceeded
 from controller.localcloud.store import Document, Store
@@ -76,31 +77,38 @@ _SERVING_CHIPS = 8
 _HOLDS_TPUS = ("STAGING", "ACTIVATING", "ACTIVE", "ACTIVE_DEGRADED", "REACTIVATING", "INCOMPLETE", "DEACTIVATING")
 """Phases of a slice whose VMs count."""
 _METRIC_OF_POOL = ("TPUS_PER_TPU_FAMILY", "PREEMPTIBLE_TPUS")
-_METRICS = {
+_UNUSUAL_METRICS = {
     "v2": ("tpu-v2s", "TPUV2s{tier}"),
     "v3": ("tpu-v3s", "TPUV3s{tier}"),
     "v4": ("tpu-v4s", "TPUV4s{tier}Pod"),
     "v5e": ("tpu-v5s-litepod", "TPUV5s{tier}Litepod"),
     "v5e serving": ("tpu-v5s-litepod-serving", "TPUV5s{tier}LitepodServing"),
-    "v5p": ("tpu-v5p", "TPUV5P{tier}"),
-    "v6e": ("tpu-v6e", "TPUV6E{tier}"),
 }
-"""Metric of a generation without its prefix and suffix, and the name by which a refusal calls its limit."""
+
+
+@cache
+def _metrics() -> dict[str, tuple[str, str]]:
+    """Return the metric of each generation without prefix and suffix, and how a refusal calls its limit."""
+    later = sorted(load_catalog().of_tpu_api - _UNUSUAL_METRICS.keys())
+    return {**_UNUSUAL_METRICS, **{name: (f"tpu-{name}", f"TPU{name.upper()}{{tier}}") for name in later}}
 
 
 def metric_names() -> list[str]:
     """Return the names of all TPU metrics, without `tpu.googleapis.com/`."""
-    return [f"{name}{suffix}" for name, _ in _METRICS.values() for suffix in ("", "-preemptible")]
+    return [f"{name}{suffix}" for name, _ in _metrics().values() for suffix in ("", "-preemptible")]
 
 
 def pool_names() -> list[str]:
     """Return the names of Compute Engine's quotas of TPUs, a pool apart from that of the TPU API."""
-    return [name for family in FAMILIES for name in _pools(family)]
+    return [name for family in load_catalog().families for name in _pools(family)]
 
 
 def _pools(family: str) -> tuple[str, str]:
     """Return the names of the standard and the preemptible quota of a family, such as CT6E."""
-    return f"tpus-per-tpu-family-{family.lower()}", f"preemptible-tpu-{FAMILIES[family].removeprefix('tpu')}"
+    return (
+        f"tpus-per-tpu-family-{family.lower()}",
+        f"preemptible-tpu-{load_catalog().families[family].removeprefix('tpu')}",
+    )
 
 
 def check_limits(limits: object) -> None:
@@ -201,13 +209,14 @@ class Quotas:
         Spot VMs draw on the preemptible quota, flex-start VMs on it first and then on the standard one.
         """
         wanted = self.store.get("slice", uid) or {}
-        region, family = wanted["zone"].rpartition("-")[0], MACHINES[wanted["machine"]].family
+        region, family = wanted["zone"].rpartition("-")[0], self.catalog.machines[wanted["machine"]].family
         standard, preemptible = _pools(family)
         left = {name: self._limit(name) for name in (standard, preemptible)}
         made = sorted(self.store.items("slice"), key=lambda item: int(item[0]))
         for name, other in made:
             drawn = other["chips"] * (len(other["members"]) if name == uid else self._live_vms(other))
-            here = other["zone"].rpartition("-")[0] == region and MACHINES[other["machine"]].family == family
+            alike = self.catalog.machines[other["machine"]].family == family
+            here = other["zone"].rpartition("-")[0] == region and alike
             draws = here and (name == uid or other["phase"] in _HOLDS_TPUS)
             if not draws or other["tier"] == "reserved":
                 continue
@@ -233,7 +242,7 @@ class Quotas:
         """Raise ApiError 429 if zone or region have too little quota for more nodes of these types in that tier."""
         preemptible, region = tier in ("spot", "preemptible"), zone.rpartition("-")[0]
         for kind in dict.fromkeys(kinds) if tier in ("on_demand", "spot", "preemptible") else ():
-            metric, label = _METRICS.get(_quota_of(kind), ("", ""))
+            metric, label = _metrics().get(_quota_of(kind), ("", ""))
             name = f"{metric}-preemptible" if preemptible else metric
             label = f"{label.format(tier='Preemptible' if preemptible else '')}PerProjectPer"
             full: list[tuple[str, int, str]] = []
@@ -279,7 +288,7 @@ class Quotas:
         Each has limits by region and by zone: https://github.com/marin-community/marin/pull/1612.
         """
         metrics = []
-        for quota, (name, _) in _METRICS.items():
+        for quota, (name, _) in _metrics().items():
             zones = sorted(self.catalog.zones_of[quota.partition(" ")[0]])
             regions = sorted({zone.rpartition("-")[0] for zone in zones})
             for short in (name, f"{name}-preemptible"):
@@ -293,10 +302,9 @@ class Quotas:
         """Return the metrics of Compute Engine's pools of TPUs in the same form, by region."""
         in_families: list[_Bucket] = []
         others: list[Document] = []
-        for family, generation in FAMILIES.items():
+        for family, generation in self.catalog.families.items():
             standard, preemptible = _pools(family)
-            zones = zones_of(self.catalog, generation)
-            regions = sorted({zone.rpartition("-")[0] for zone in zones})
+            regions = sorted({zone.rpartition("-")[0] for zone in self.catalog.zones_of[generation]})
             in_families += [({"region": one, "tpu_family": family}, self._limit(standard), 0) for one in regions]
             places = [({"region": one}, self._limit(preemptible), _DEFAULT_PREEMPTIBLE) for one in regions]
             others.append(_metric("compute", preemptible.replace("-", "_"), {"/{project}/{region}": places}))
@@ -338,7 +346,7 @@ def _draws(kind: str, body: Mapping[str, Any]) -> Counter[str]:
     addresses = sum(len(card.get("accessConfigs") or ()) for card in body.get("networkInterfaces") or ())
     drawn = Counter(INSTANCES=1, IN_USE_ADDRESSES=addresses)
     machine = body.get("machineType", "").rpartition("/")[2]
-    if machine not in MACHINES:
+    if tpu_machine(machine) is None:
         drawn.update(
             dict.fromkeys(("E2_CPUS" if machine.startswith("e2-") else "CPUS", *ALL_REGIONS), cpus_of(machine))
         )

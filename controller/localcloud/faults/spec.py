@@ -164,6 +164,13 @@ KINDS: dict[str, type[FaultSpec]] = {
     # a zone or region that lists of all places leave out and name: TPU in `unreachable`, Compute Engine in
     # `unreachables` or by a warning of the scope
     "unreachable": _kind(FaultSpec, place=(str, Field(min_length=1)), told=(Literal["field", "warning"], "warning")),
+    # a type of the TPU API, or a machine type, that a zone lists beside those of conf/tpu_types.yaml; it cannot be made
+    "offered": _kind(
+        FaultSpec,
+        zone=(str, Field(min_length=1)),
+        type=(str | None, Field(None, min_length=1)),
+        machine_type=(str | None, Field(None, min_length=1)),
+    ),
     "lagging_lists": _kind(FaultSpec, seconds=_SECONDS),  # what is younger is in no list of pods' parts
     # groups do not show the state of their topology: https://cloud.google.com/compute/docs/reference/rest/v1 documents
     # the field as output only, and not when it is filled in

@@ -46,7 +46,7 @@ class ComputeEngineChecks:
     def obstacles(self, config: Config) -> Iterator[Issue]:
         topology, tpu, generations = config.topology, config.tpu, tpu_type_table()["generations"]
         if not topology.image_family:
-            others = ", ".join(name for name, facts in generations.items() if "image_family" in facts)
+            others = ", ".join(name for name, facts in generations.items() if facts["image_family"])
             message = f"Compute Engine has no {topology.generation}; set it to auto or tpu_api, or choose {others}"
             yield Issue(message, "tpu.plane")
         elif not topology.machine_type:
@@ -84,7 +84,7 @@ class ComputeEngineChecks:
         elif config.tpu.plane == "auto" and "/" not in wanted:
             message = f"{wanted} is not known as an image of Compute Engine; set tpu.plane, or use null"
             yield Issue(message, "tpu.runtime_version", "error")
-        elif made_for := [name for name, facts in generations.items() if wanted == facts.get("image_family")]:
+        elif made_for := [name for name, facts in generations.items() if wanted == facts["image_family"]]:
             message = f"{wanted} is an image for {', '.join(made_for)}, not for {generation}; use {documented}, or null"
             yield Issue(message, "tpu.runtime_version", "error")
         else:
@@ -130,7 +130,7 @@ class ComputeEngineChecks:
         generation = config.topology.generation
         chips = chips or config.topology.chips
         limits = limits_of(context)
-        standard, preemptible = QUOTA_FAMILIES[generation], _preemptible(generation)
+        standard, preemptible = _family(config.topology.machine_type), _preemptible(generation)
         pools = {"on_demand": (standard,), "spot": (preemptible,), "flex_start": (preemptible, standard)}
         wanted = [(region, tier) for region in config.regions for tier in config.tpu.capacity if tier in pools]
         known = {place: [limits.get((pool, place[0])) for pool in pools[place[1]]] for place in wanted}
@@ -164,8 +164,18 @@ class ComputeEngineChecks:
                     yield Issue(f"{what}, which is {amount}", severity="note")
 
 
-QUOTA_FAMILIES = {"v5p": "CT5P", "v6e": "CT6E", "tpu7x": "TPU7X"}
-"""Values of the dimension `tpu_family` of the standard quota, by generation."""
+TPU_MACHINES = 'name eq "[ct][tp]u?[0-9].*"'
+"""Filter of machine types with TPUs, such as ct6e-standard-4t and tpu7x-standard-4t."""
+
+
+def quota_pool(generation: str, machine_type: str, tier: str) -> str:
+    """Return the pool that VMs on demand or spot draw on."""
+    return _family(machine_type) if tier == "on_demand" else _preemptible(generation)
+
+
+def _family(machine_type: str) -> str:
+    """Return the value of the dimension `tpu_family` of the standard quota: CT6E of ct6e-standard-4t."""
+    return machine_type.partition("-")[0].upper()
 
 
 def _preemptible(generation: str) -> str:
@@ -177,17 +187,17 @@ def chips_of_others(config: Config, context: Context) -> Counter[tuple[str, str]
     held, generations = Counter[tuple[str, str]](), tpu_type_table()["generations"]
     machines = {
         machine: (name, chips)
-        for name in QUOTA_FAMILIES
-        for chips, machine in generations[name]["machine_types"].items()
+        for name, facts in generations.items()
+        for chips, machine in facts["machine_types"].items()
     }
-    for zone, item in _aggregated(context, "instances"):
-        generation, chips = machines.get(leaf(item.get("machineType", "")), ("", 0))
+    for zone, item in aggregated(context, "instances"):
+        machine = leaf(item.get("machineType", ""))
+        generation, chips = machines.get(machine, ("", 0))
         tier = place_of(item, "instance").capacity
         gone = item.get("status", "") in ("PENDING", *ENDING, *ENDED)
         if not chips or tier == "reserved" or gone or is_of_run(config, item["name"]):
             continue
-        pool = QUOTA_FAMILIES[generation] if tier == "on_demand" else _preemptible(generation)
-        held[pool, zone.rpartition("-")[0]] += chips
+        held[quota_pool(generation, machine, tier), zone.rpartition("-")[0]] += chips
     return held
 
 
@@ -266,11 +276,11 @@ class ComputeEngine:
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:
         by_zone: dict[str, list[Item]] = {}
-        for zone, item in _aggregated(context, "instances"):
+        for zone, item in aggregated(context, "instances"):
             if is_tpu(leaf(item.get("machineType", ""))):
                 by_zone.setdefault(zone, []).append(item)
         grouped: set[tuple[str, str]] = set()
-        for zone, manager in _aggregated(context, "instanceGroupManagers"):
+        for zone, manager in aggregated(context, "instanceGroupManagers"):
             there, base = by_zone.get(zone, []), manager.get("baseInstanceName", manager["name"])
             ours = manager.get("description") == instance_bodies.mark(manager["name"])
             if not ours and not any(item["name"].startswith(f"{base}-") for item in there):
@@ -285,9 +295,9 @@ class ComputeEngine:
             yield from (parse_instance(item) for item in items if (zone, item["name"]) not in grouped)
 
     def leftovers(self, context: Context) -> Iterator[Leftover]:
-        groups = _aggregated(context, "instanceGroupManagers")
+        groups = aggregated(context, "instanceGroupManagers")
         used = {(zone.rpartition("-")[0], group.get("description", "")) for zone, group in groups}
-        policies = [(region, item) for region, item in _aggregated(context, "resourcePolicies") if _is_ours(item)]
+        policies = [(region, item) for region, item in aggregated(context, "resourcePolicies") if _is_ours(item)]
         regions = dict.fromkeys(region for region, _ in policies)  # a policy is made first and deleted last
         templates = [
             (region, item)
@@ -351,9 +361,9 @@ def _is_ours(item: Item) -> bool:
     return item.get("description", "").startswith(f"{MARK} for ")
 
 
-def _aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]:
+def aggregated(context: Context, collection: str, **parameters: Any) -> Iterator[tuple[str, Item]]:
     """Yield every item of a collection with its zone or region; none where the API is off or hidden."""
-    parameters: dict[str, Any] = {"project": context.project}
+    parameters |= {"project": context.project}
     while True:
         try:
             answer = context.google.call(API, f"{collection}.aggregatedList", **parameters)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from conf.schema.config import Config
+from conf.schema.topology import tpu_type_table
 from controller.context import Context
 from controller.gcp.answers import LABEL, delete_when_ready, is_labelled, wait_compute
 from controller.gcp.google_errors import ExistsError, NotFoundError
@@ -65,7 +66,7 @@ done
 
 def disk_type(generation: str) -> str:
     """Return the disk type for a generation (https://cloud.google.com/tpu/docs/attach-durable-block-storage)."""
-    return "hyperdisk-balanced" if generation in ("v6e", "tpu7x") else "pd-balanced"
+    return tpu_type_table()["generations"][generation]["disk_type"]
 
 
 def mount_part(gigabytes: int) -> str:

@@ -74,12 +74,14 @@ class TpuApiChecks:
         generation = config.topology.generation
         if wanted in (None, documented):
             return
-        families = {facts.get("image_family") for facts in tpu_type_table()["generations"].values()}
-        if "/" in wanted or wanted in families:
+        generations = tpu_type_table()["generations"]
+        if "/" in wanted or wanted in {facts["image_family"] for facts in generations.values()}:
             message = f"{wanted} is an image of Compute Engine; on the TPU API use {documented}, or null"
             yield Issue(message, "tpu.runtime_version", "error")
             return
-        made_for = next((name for name, pattern in IMAGES.items() if re.search(pattern, wanted)), None)
+        documented_for = ", ".join(name for name, facts in generations.items() if wanted == facts["runtime_version"])
+        by_name = next((name for name, pattern in IMAGES.items() if re.search(pattern, wanted)), None)
+        made_for = by_name or documented_for or None
         if made_for not in (None, generation) and generation not in (made_for or "").split(", "):
             message = f"{wanted} is an image for {made_for}, not for {generation}; use {documented}, or null"
             yield Issue(message, "tpu.runtime_version", "error")
@@ -174,20 +176,20 @@ def _listed(context: Context, zone: str, collection: str) -> Set[str]:
 
 SERVING_METRIC, SERVING_CHIPS = "tpu-v5s-litepod-serving", 8
 """v5e slices of up to so many chips draw on a quota of their own: https://cloud.google.com/tpu/docs/v5e."""
-METRICS = {
-    "v4": ("tpu-v4", "tpu-v4s"),
-    "v5e": ("tpu-v5s-litepod", SERVING_METRIC),
-    "v5p": ("tpu-v5p",),
-    "v6e": ("tpu-v6e",),
-}
-"""Quota metrics by generation, without the prefix `tpu.googleapis.com/` and the suffix for the capacity tier."""
 SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
+
+
+def metrics_of(generation: str) -> list[str]:
+    """Return the quota metrics, without the prefix `tpu.googleapis.com/` and the suffix for the capacity tier."""
+    facts = tpu_type_table()["generations"][generation]
+    own = facts["quota_metrics"]
+    return ([f"tpu-{generation}"] if facts["tpu_api"] else []) if own is None else own
 
 
 def _pool(generation: str, chips: int) -> str:
     """Return the metric that a slice draws on."""
     is_serving = generation == "v5e" and chips <= SERVING_CHIPS
-    return SERVING_METRIC if is_serving else METRICS.get(generation, (generation,))[0]
+    return SERVING_METRIC if is_serving else next(iter(metrics_of(generation)), generation)
 
 
 def chips_of_others(config: Config, context: Context) -> Counter[tuple[str, str, str]]:
@@ -236,7 +238,7 @@ def quota_limits(context: Context) -> Limits:
 
 def quota_limit(limits: Limits, generation: str, zone: str, capacity: str) -> Limit | None:
     """Return what is allowed in a zone, by the metric that allows most; None if the response has no known metric."""
-    found = [_limits_at(limits, metric, zone, capacity) for metric in METRICS.get(generation, ())]
+    found = [_limits_at(limits, metric, zone, capacity) for metric in metrics_of(generation)]
     return max((min(rows) for rows in found if rows), default=None)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.localcloud.apis.catalog import MACHINES, AcceleratorType, slice_type
+from controller.localcloud.apis.catalog import AcceleratorType, slice_type
 from controller.localcloud.apis.compute_engine.templates import IMAGE_GB, words_after_staging, words_before_staging
 from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
@@ -75,7 +75,7 @@ class Slices(Service):
         return made
 
     def kind(self, found: Document) -> AcceleratorType:
-        kind = slice_type(self.catalog, MACHINES[found["machine"]], found["topology"] or None)
+        kind = slice_type(self.catalog, self.catalog.machines[found["machine"]], found["topology"] or None)
         assert kind is not None, "it was checked before the slice was stored"
         return kind
 

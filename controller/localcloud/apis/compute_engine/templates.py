@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from controller.localcloud.apis.catalog import HYPERDISK_GENERATIONS, topologies, tpu_machine
+from controller.localcloud.apis.catalog import load_catalog, topologies, tpu_machine
 from controller.localcloud.apis.compute_engine.collections import POLICIES, TEMPLATES, Rules
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.apis.service import Service
@@ -198,7 +198,7 @@ def _check_disks(properties: Mapping[str, Any], where: str) -> None:
         size = f"Requested disk size cannot be smaller than the image size ({IMAGE_GB} GB)"
         raise invalid_field(f"{where}disks[0].initializeParams.diskSizeGb", made["diskSizeGb"], size)
     machine, kind = tpu_machine(str(properties["machineType"])), str(made.get("diskType", "")).rpartition("/")[2]
-    if machine and machine.generation in HYPERDISK_GENERATIONS and kind.startswith("pd-"):
+    if machine and machine.generation in load_catalog().hyperdisk and kind.startswith("pd-"):
         family = f"[instance_type: VIRTUAL_MACHINE, family: {machine.family}, created under: compute]"
         raise ApiError(400, f"[{kind}] features and {family} are not compatible for creating instance.")
 

@@ -15,8 +15,8 @@ import pytest
 from controller import emulator
 from controller.cli import main
 from controller.cli.verbs import clouds
-from controller.cli.verbs.clouds import PlacementChoice
 from controller.cli.verbs.grants import format_entries
+from controller.cli.verbs.placements import PlacementChoice
 from controller.core.events import confirm
 from controller.core.json_documents import append_lines
 from controller.records import index
@@ -53,6 +53,46 @@ def test_without_a_terminal_it_takes_the_largest_quota_and_makes_no_bucket(slipw
     (slipway.repository / "slipway").rename(slipway.repository / "before")
     choices = slipway.json("init")["choices"]
     assert {choice["chips"] for choice in choices} == {None}, "what zones offer, where quota cannot be asked for"
+
+
+@pytest.mark.e2e
+def test_what_google_offers_and_the_table_lacks_is_named_and_not_chosen(slipway: SlipwayCli) -> None:
+    new = [
+        {"kind": "offered", "zone": "us-central1-a", "type": "v8t-16"},
+        {"kind": "offered", "zone": "us-east5-b", "type": "v8t-16"},
+        {"kind": "offered", "zone": "us-central1-c", "machine_type": "tpu8i-standard-4t"},
+        {"kind": "offered", "zone": "us-central1-c", "machine_type": "ct4p-hightpu-4t"},
+        {"kind": "offered", "zone": "us-west1-ai1a", "type": "v6e-8"},
+    ]
+    slipway.cloud().post("faults", {"key": "new", "faults": new})
+    ready = "cloud.realism=relaxed"  # the APIs are on
+    code, _, err = slipway("init", ready)
+    assert code == 0
+    said = "Google offers what conf/tpu_types.yaml does not have: v8t-16 (us-central1-a and 1 more), tpu8i-standard-4t"
+    assert f"{said} (us-central1-c). Their chips, VMs, memory, image and price are unknown" in err
+    found = slipway.json("init", "--yes", "--no-bucket", ready)
+    assert found["unknown"] == {"v8t-16": ["us-central1-a", "us-east5-b"], "tpu8i-standard-4t": ["us-central1-c"]}
+    assert {choice["generation"] for choice in found["choices"]} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    fault = {"kind": "http", "status": 403, "match": "GET .*consumerQuotaMetrics", "times": 9}
+    slipway.cloud().post("faults", {"key": "quota", "faults": [fault]})
+    choices = slipway.json("init", "--yes", ready)["choices"]
+    [zone] = [c for c in choices if (c["zone"], c["capacity"]) == ("us-west1-ai1a", "spot")]
+    assert (zone["generation"], zone["usd_per_chip_hour"], zone["chips"]) == ("v6e", None, None)
+
+
+@pytest.mark.e2e
+def test_a_quota_of_compute_engine_is_a_choice_of_that_plane(slipway: SlipwayCli) -> None:
+    found = slipway.json("init", "--yes", "--no-bucket", "--zone", "us-central1-ai1a")
+    chosen = found["chosen"]
+    assert (chosen["generation"], chosen["plane"], chosen["accelerator_type"]) == (
+        "tpu7x",
+        "compute_engine",
+        "tpu7x-32",
+    )
+    assert chosen["usd_per_chip_hour"] == 12.0
+    assert "plane: compute_engine\n" in (slipway.repository / "slipway/tpu/mine.yaml").read_text()
+    assert main.run(["plan", "cloud=mine", "tpu=mine", "program=command", ECHO_COMMAND, "env.packages=image"]) == 0
+    assert "in us-central1-ai1a" in slipway.capsys.readouterr()[0]
 
 
 def test_without_credentials_it_says_how_to_get_them(

@@ -1,12 +1,14 @@
 """`slipway doctor` as it is typed: its table, its exit codes, and that it only reads."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from conf.as_of import all_facts
 from controller.cli import main
-from controller.cli.verbs.doctor import examine, format_rows
+from controller.cli.verbs.doctor import examine, format_rows, outdated
 from controller.gcp.client import GoogleClient
 from tests.composed import config_of
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
@@ -23,10 +25,13 @@ def test_what_it_says_of_a_new_project_and_of_one_in_use(slipway: SlipwayCli) ->
     assert code == 1
     assert "tpu.googleapis.com is off: `up` enables it, or `gcloud services enable tpu.googleapis.com" in out
     assert "→ gcloud services enable tpu.googleapis.com --project=slipway-local" in out
-    code, out, _ = slipway("doctor", ECHO_COMMAND, READY)
+    code, out, _ = slipway("doctor", ECHO_COMMAND, READY, "--days", "36500")
     assert code == 0, out
     assert "✗" not in out
     assert "\n\n1 note, " in out
+    code, out, _ = slipway("doctor", ECHO_COMMAND, READY, "--days", "1")
+    assert (code, "! dates             conf/prices.yaml: " in out, "→ git pull" in out) == (0, True, True)
+    assert slipway("doctor", "--days", "0")[0] == 2
     fault = {"kind": "billing_disabled"}
     slipway.cloud().post("faults", {"key": "billing", "faults": [fault]})
     code, out, _ = slipway("doctor", READY, "tpu.capacity=sopt")
@@ -52,6 +57,19 @@ def test_the_document_has_a_row_for_every_check(slipway: SlipwayCli) -> None:
     rows = {row["check"]: row for row in document["checks"]}
     assert {"credentials", "organization", "quota", "clock", "ssh_key", "hugging_face", "zone"} <= rows.keys()
     assert all(row.keys() == {"check", "outcome", "key", "words", "cure"} for row in rows.values())
+
+
+def test_what_is_older_than_so_many_days_is_named_with_its_date_age_and_cure() -> None:
+    now = datetime(2026, 11, 29, tzinfo=UTC).timestamp()
+    [old] = [row for row in outdated(now, 600) if row["key"] == "conf/prices.yaml"]
+    assert (old["check"], old["outcome"], old["cure"]) == ("dates", "warning", "git pull")
+    assert old["words"].startswith(
+        "storage, disks and VMs (the pages named below): as of 2025, 697 days old at most; a"
+    )
+    assert len(outdated(now + 86400 * 9999, 180)) == len(list(all_facts()))
+    assert outdated(now, 9999) == [
+        {"check": "dates", "outcome": "ok", "key": "", "cure": "",
+         "words": "no table, image or lock is older than 9999 days"}]  # fmt: skip
 
 
 def test_what_several_checks_say_is_printed_once() -> None:
