@@ -177,14 +177,21 @@ def _types_by_zone(context: Context) -> Names:
         listed = []
     zones = sorted(known | {item.get("locationId", item.get("name", "").rpartition("/")[2]) for item in listed})
     with ThreadPoolExecutor(max_workers=16) as pool:
-        return dict(zip(zones, pool.map(types_in, zones), strict=True))
+        found = dict(zip(zones, pool.map(types_in, zones), strict=True))
+    if silent := [zone for zone, names in found.items() if names is None]:
+        context.events.note("project", f"{len(silent)} of {len(found)} zones do not say which TPUs they have")
+    return found
 
 
 def _machines_by_zone(context: Context) -> Names:
     """Return the machine types of Compute Engine that have TPUs."""
     found: dict[str, set[str]] = {}
-    for zone, item in compute_engine.aggregated(context, "machineTypes", filter=compute_engine.TPU_MACHINES):
-        found.setdefault(zone, set()).add(item["name"])
+    try:
+        for zone, item in compute_engine.aggregated(context, "machineTypes", filter=compute_engine.TPU_MACHINES):
+            found.setdefault(zone, set()).add(item["name"])
+    except GoogleError as error:
+        context.events.note("project", f"cannot look at the machine types of Compute Engine: {error}")
+        return {}
     return {zone: frozenset(names) for zone, names in found.items()}
 
 

@@ -372,7 +372,8 @@ def aggregated(context: Context, collection: str, **parameters: Any) -> Iterator
         except ForbiddenError as error:
             if collection not in context.permission_denied:
                 context.permission_denied.add(collection)
-                context.events.note("project", f"cannot look for pods of Compute Engine: {error.message}")
+                what = "for pods" if collection != "machineTypes" else "at the machine types"
+                context.events.note("project", f"cannot look {what} of Compute Engine: {error.message}")
                 context.google.unlisted.add(collection)
             return
         for scope, listed in answer.get("items", {}).items():

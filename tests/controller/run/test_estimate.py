@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from conf.schema.config import Config
+from conf.schema.topology import tpu_type_table
 from controller.checks.fit import cache_file
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
@@ -32,6 +33,15 @@ def estimated(found: Config) -> RunEstimate:
     estimate = estimate_run(found, hourly_price(found, 0.0))
     assert estimate is not None
     return estimate
+
+
+@pytest.mark.parametrize("key", ["utilization", "bf16_flops_per_chip"])
+def test_of_a_generation_whose_speed_is_unknown_there_is_no_estimate(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tpu_type_table()["generations"]["v6e"], key, None)
+    found = config(*LM_3B, f"run.state_dir={tmp_path}")
+    assert estimate_run(found, hourly_price(found, 0.0)) is None
 
 
 def test_the_arithmetic_of_a_3b_model_by_hand(tmp_path: Path) -> None:

@@ -212,6 +212,18 @@ OBSTACLES = {
         no_quota=("tpu-v6e", "tpu-v6e-preemptible", "tpus-per-tpu-family-ct6e", "preemptible-tpu-v6e"),
         on_compute={"cure": "https://console.cloud.google.com/iam-admin/quotas"},
     ),
+    "no quota for chips of the region": Obstacle(
+        "quota",
+        " in all of us-",
+        "slipway init",
+        no_quota=(
+            "tpu-v6e-per-region",
+            "tpu-v6e-preemptible-per-region",
+            "tpus-per-tpu-family-ct6e",
+            "preemptible-tpu-v6e",
+        ),
+        on_compute={"words": "are needed", "cure": "https://console.cloud.google.com/iam-admin/quotas"},
+    ),
     "no quota for addresses": Obstacle(
         "compute_quota",
         "of Compute quota IN_USE_ADDRESSES in ",

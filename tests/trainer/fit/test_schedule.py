@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema.topology import find_topology
+from conf.schema.topology import find_topology, tpu_type_table
 from trainer.fit.schedule import Instruction, Module, calls, find_transfer, group_size, num_bytes, parse, trip_count
 from trainer.fit.step_time import (
     Rates,
     StepTime,
     device_rates,
+    has_rates,
     hbm_bytes,
     kernel_flops,
     product_flops,
@@ -248,3 +249,8 @@ def test_what_a_device_sends(kind, sent):
     """Of 4 devices, as a multiple of what it has."""
     _, found, body = instruction("f32[256]{0}", f"%c = f32[256]{{0}} {kind}(%a), replica_groups={{{{0,1,2,3}}}}")
     assert sent_bytes(kind, found, body) == sent * 1024
+
+
+def test_how_fast_a_chip_is_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tpu_type_table()["generations"]["v6e"], "hbm_bytes_per_second", None)
+    assert [has_rates(find_topology(name)) for name in ("v6e-8", "v5p-8")] == [False, True]
