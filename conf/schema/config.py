@@ -140,13 +140,14 @@ VALUE_HINTS = {
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """A problem in the config: the key to change and the reason."""
+    """A problem in the config: the key to change, the reason, and file and line, if a file of the user's sets it."""
 
     key: str
     message: str
+    place: str = ""
 
     def __str__(self) -> str:
-        return escape_line(f"{self.key}: {self.message}")
+        return escape_line(f"{self.key}: {self.message}") + (f" ({self.place})" if self.place else "")
 
 
 def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:

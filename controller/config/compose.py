@@ -48,8 +48,7 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
 
 def _placed(problem: ConfigProblem, overrides: Sequence[str], extra_dir: Path | None) -> ConfigProblem:
     """Return a problem with file and line, if a file of the user's sets the key."""
-    place = where_set(problem.key, extra_dir, overrides)
-    return replace(problem, message=f"{problem.message} ({place})") if place else problem
+    return replace(problem, place=where_set(problem.key, extra_dir, overrides))
 
 
 def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:

@@ -263,13 +263,14 @@ def test_what_the_schema_refuses_is_found_where_it_is_set_last(tmp_path: Path) -
         "optimizer: {schedule: {kind: x}}\nrun: {seed: -1}\n"
     )
     _, problems = compose(["+experiment=mine", "loop.steps=0"], extra_dir=folder)
-    placed = {problem.key: problem.message.partition("(slipway/")[2] for problem in problems}
-    assert placed["run.seed"] == "experiment/mine.yaml, line 4)"
-    assert placed["loop.stepz"] == "loop/mine.yaml, line 2)"
-    assert placed["optimizer.schedule"].startswith("experiment/mine.yaml, line")
+    placed = {problem.key: problem.place for problem in problems}
+    assert placed["run.seed"] == "slipway/experiment/mine.yaml, line 4"
+    assert placed["loop.stepz"] == "slipway/loop/mine.yaml, line 2"
+    assert placed["optimizer.schedule"] == "slipway/experiment/mine.yaml, line 3"
     assert placed["loop.steps"] == ""
     _, problems = compose(["+experiment=mine", "run.seed=-2"], extra_dir=folder)
-    assert next(p for p in problems if p.key == "run.seed").message.endswith("(got -2)")
+    assert str(next(p for p in problems if p.key == "run.seed")).endswith("(got -2)")
+    assert str(next(p for p in problems if p.key == "loop.stepz")).endswith(" (slipway/loop/mine.yaml, line 2)")
 
 
 @pytest.mark.parametrize(
