@@ -5,7 +5,6 @@ A controller's sleep moves the time on for everybody. It takes a small part of i
 `python -m tests.virtual_time VERB …` is `slipway` in this time, or in real time unless `VARIABLE` names its file.
 """
 
-import asyncio
 import fcntl
 import mmap
 import os
@@ -122,12 +121,7 @@ def live_in(shared: SharedTime) -> None:
     """Make this process, an emulated cloud, live in that time until it ends; its event loop is yet to be made."""
     time.time = lambda: _time() + shared.skipped
     time.monotonic = lambda: _monotonic() + shared.skipped
-
-    class Policy(asyncio.DefaultEventLoopPolicy):
-        def new_event_loop(self) -> asyncio.AbstractEventLoop:
-            return asyncio.SelectorEventLoop(_Selector())
-
-    asyncio.set_event_loop_policy(Policy())
+    selectors.DefaultSelector = _Selector  # of every event loop
 
 
 @contextmanager

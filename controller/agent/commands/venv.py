@@ -176,6 +176,12 @@ def _download_wheel(venv: str, wheel: Wheel) -> str:
 
 
 def _create_venv(folder: Path, python: str) -> None:
+    """Create an empty venv of a version of Python, or of an interpreter; this one where it has the version.
+
+    uv finds it on PATH at most, and not there if it is in a venv itself, as on an emulated worker.
+    """
+    own = ".".join(map(str, sys.version_info[:2]))
+    python = sys.executable if python == own else python
     run_tool([uv(), "venv", "--quiet", "--no-project", f"--python={python}", str(folder)])
 
 
