@@ -58,7 +58,7 @@ class Placements:
     """What there is to choose from.
 
     Attributes:
-        choices: sufficient quota first, then the cheapest.
+        choices: sufficient quota first, then the cheapest; then those whose quota Google does not tell.
         why: why no quota is known.
         unknown: zones by the types and machine types that Google offers and the table does not have.
     """
@@ -88,17 +88,16 @@ def find_placements(context: Context) -> Placements:
         (_of_compute_engine, machines, compute_engine.limits_of),
     ):
         limits, problem = _ask(ask, context)
-        offered = list(choices(names, limits))
-        known = [choice for choice in offered if choice.chips is not None]
-        found += known or offered
-        if offered and not known:
-            why.append(problem or "Google's response contains no TPU quota")
-    return Placements(sorted(found, key=_sort_key), "; ".join(dict.fromkeys(why)), _unknown(types, machines))
+        found += choices(names, limits)
+        why += [problem] if problem else []
+    is_known = any(choice.chips is not None for choice in found)
+    reason = "" if is_known else "; ".join(dict.fromkeys(why)) or "Google's response contains no TPU quota"
+    return Placements(sorted(found, key=_sort_key), reason, _unknown(types, machines))
 
 
-def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
-    few = SMALL_SLICE_CHIPS if choice.chips is None else min(choice.chips, SMALL_SLICE_CHIPS)
-    return -few, choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
+def _sort_key(choice: PlacementChoice) -> tuple[bool, float, float]:
+    price = choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
+    return choice.chips is None, -min(choice.chips or SMALL_SLICE_CHIPS, SMALL_SLICE_CHIPS), price
 
 
 def _types_of(generation: str) -> list[Topology]:

@@ -16,12 +16,15 @@ from controller import emulator
 from controller.cli import main
 from controller.cli.verbs import clouds
 from controller.cli.verbs.grants import format_entries
-from controller.cli.verbs.placements import PlacementChoice
+from controller.cli.verbs.placements import PlacementChoice, find_placements
 from controller.core.events import confirm
 from controller.core.json_documents import append_lines
+from controller.gcp.google_errors import ForbiddenError
 from controller.records import index
 from controller.resources.pod.capacity_log import CapacityEntry, capacity_file
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.fakes.context import make_context
+from tests.fakes.google import Answers
 from tests.fakes.loopback import Loopback
 from tests.terminal import Tty
 
@@ -107,6 +110,33 @@ def test_without_credentials_it_says_how_to_get_them(
     assert "gcloud config set project ID" in capsys.readouterr().err
     assert main.run(["init", "cloud.project=acme"]) == 2
     assert "gcloud auth application-default login" in capsys.readouterr().err
+
+
+def test_what_has_a_quota_comes_first_and_what_google_tells_none_of_last(tmp_path: Path) -> None:
+    buckets = [{"effectiveLimit": "8", "dimensions": {"zone": "us-east5-b"}}]
+    limit = {"unit": "1/{project}/{zone}", "quotaBuckets": buckets}
+    metric = {"metric": "tpu.googleapis.com/tpu-v6e", "consumerQuotaLimits": [limit]}
+    listed = {"acceleratorTypes": [{"name": "projects/p/locations/z/acceleratorTypes/v6e-8", "type": "v6e-8"}]}
+    answers = {
+        "services.consumerQuotaMetrics.list": {"metrics": [metric]},
+        "projects.locations.list": {
+            "locations": [{"name": "projects/p/locations/us-east5-b"}, {"locationId": "x-y-z"}]
+        },
+        "projects.locations.acceleratorTypes.list": listed,
+        "machineTypes.aggregatedList": ForbiddenError("x", 403, "forbidden", "no"),
+    }
+    found = find_placements(make_context(Answers(answers), tmp_path, project="p"))
+    first, *others = found.choices
+    assert (first.zone, first.capacity, first.chips, first.accelerator_type) == (
+        "us-east5-b",
+        "on_demand",
+        8.0,
+        "v6e-8",
+    )
+    assert {choice.chips for choice in others} == {None}
+    assert "x-y-z" in {choice.zone for choice in others}
+    assert "tpu7x" in {choice.generation for choice in others if choice.plane == "compute_engine"}, "of the table"
+    assert (found.why, found.unknown, found.unknown_words) == ("", {}, "")
 
 
 def test_the_type_that_is_suggested_fits_the_quota() -> None:
