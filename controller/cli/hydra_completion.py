@@ -8,14 +8,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from controller.config.compose import CONFIG_DIR, OVERRIDE, normalize_override, register_resolvers, search_path_override
+from controller.config.compose import (
+    OVERRIDE,
+    initialize_hydra,
+    normalize_override,
+    register_resolvers,
+    search_path_override,
+)
 from controller.config.editor_schemas import CONFIG_SCHEMA, FOLDER
 
 HYDRA_KEY = "hydra"
@@ -30,7 +35,7 @@ def complete_override(word: str, before: Sequence[str], folder: Path) -> list[st
         folder: the current folder.
     """
     register_resolvers()
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    with initialize_hydra():
         completion = _OverrideCompleter(GlobalHydra.instance().hydra.config_loader)  # pyright: ignore[reportOptionalMemberAccess]
         files = [*filter(None, map(_group_file, before)), *search_path_override(folder / "slipway")]
         return completion.complete(word, files)

@@ -11,7 +11,7 @@ import copy
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CONFIG_DIR = Path(conf.__file__).parent
 REPLACED = ("loop.rewards=",)
 """Mappings that the command line replaces as a whole: merged, a reward could not be removed."""
+SCALED = {"scale": "program", "scale/loop": "loop", "scale/data": "data", "scale/model": "model"}
+"""Groups of the scale's values for what is chosen: `scale/loop/tiny_grpo.yaml` with scale=tiny and loop=grpo."""
 OVERRIDE = re.compile(r"^(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_][\w./@-]*)(?P<value>=.*)?$", re.DOTALL)
 
 
@@ -139,7 +141,7 @@ def _apply_overrides(made: Any, overrides: Sequence[str], extra_dir: Path | None
 
 def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
     from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
+    from omegaconf import open_dict
 
     from controller.config.kinds import use_kinds
 
@@ -151,12 +153,37 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
     with (
         explained(chosen, extra_dir, config_groups),
         guarded_variables(),
-        initialize_config_dir(str(CONFIG_DIR), version_base="1.3"),
+        initialize_hydra(),
     ):
         use_kinds()
-        made = hydra_compose("config", overrides=wanted)
+        made = hydra_compose("config", overrides=wanted, return_hydra_config=True)
+        if scaled := _scale_overrides(made.hydra.runtime.choices, extra_dir):
+            made = hydra_compose("config", overrides=[*wanted, *scaled], return_hydra_config=True)
+    with open_dict(made):
+        del made["hydra"]
     _apply_overrides(made, [word for word in overrides if _is_value_override(word)], extra_dir)
     return made
+
+
+def initialize_hydra() -> Any:
+    """Return a context in which Hydra has the bundled YAML. Hydra 1.3 wants to be told its version, 1.4 does not."""
+    from hydra import __version__, initialize_config_dir
+
+    told: dict[str, Any] = {"version_base": "1.3"} if __version__.startswith("1.3.") else {}
+    return initialize_config_dir(str(CONFIG_DIR), **told)
+
+
+def _scale_overrides(choices: Mapping[str, Any], extra_dir: Path | None) -> list[str]:
+    """Return the overrides that add the scale's files for the chosen program, loop, data and model, where they exist.
+
+    The defaults list of Hydra 1.4 cannot interpolate a choice that is null, as `data` is without data.
+    """
+    found = []
+    for group, chosen in SCALED.items():
+        name = f"{choices.get('scale')}_{choices.get(chosen)}".removesuffix(".yaml")
+        if any((root / group / f"{name}.yaml").is_file() for root in (extra_dir, CONFIG_DIR) if root):
+            found.append(f"+{group}@_global_={name}")
+    return found
 
 
 def search_path_override(extra_dir: Path | None) -> list[str]:
@@ -168,10 +195,15 @@ def search_path_override(extra_dir: Path | None) -> list[str]:
 
 def register_resolvers() -> None:
     """Register the resolvers that the bundled YAML uses, `${installed:PATH}` and `${packages_on:CLOUD}`."""
-    from omegaconf import OmegaConf
+    _register_resolver("installed", _installed)
+    _register_resolver("packages_on", _packages_on)
 
-    OmegaConf.register_new_resolver("installed", _installed, replace=True)
-    OmegaConf.register_new_resolver("packages_on", _packages_on, replace=True)
+
+def _register_resolver(name: str, resolver: Callable[..., Any]) -> None:
+    from omegaconf import OmegaConf, __version__
+
+    old = __version__.startswith("2.3.")  # whose register_resolver is another function
+    (OmegaConf.register_new_resolver if old else OmegaConf.register_resolver)(name, resolver, replace=True)
 
 
 def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:
@@ -291,7 +323,6 @@ def guarded_variables() -> Iterator[None]:
     One thread at a time may be inside.
     The resolver of OmegaConf is put back afterwards: a notebook, or a Hydra program, may have configs of its own.
     """
-    from omegaconf import OmegaConf
     from omegaconf.resolvers import oc
 
     def lookup(name: str, *default: Any) -> str | None:
@@ -304,8 +335,8 @@ def guarded_variables() -> Iterator[None]:
         return oc.env(name, *default)
 
     with HYDRA_LOCK:
-        OmegaConf.register_new_resolver("oc.env", lookup, replace=True)
+        _register_resolver("oc.env", lookup)
         try:
             yield
         finally:
-            OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+            _register_resolver("oc.env", oc.env)

@@ -171,7 +171,7 @@ def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) 
     if message.endswith(" raised while composing config:"):
         kind = " ".join(str(cause).partition("composing config:")[2].partition("full_key")[0].split())
         message = message.replace("ConfigTypeError raised while composing config:", kind)
-        if re.search(r"DictConfig with ListConfig|ListConfig with DictConfig", kind):
+        if re.search(r"DictConfig with ListConfig|ListConfig with DictConfig|incompatible container types", kind):
             message += "; a list stands where `key: value` belongs, or the other way round"
     place = None if isinstance(cause, RecursionError) else re.search(r"full_key: ([A-Za-z_]\S*)", str(cause))
     if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours

@@ -6,6 +6,7 @@ is written for a key that takes text is put back before anything is merged. Name
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[+-]?\d[\d_]*)?|[+-]?
 """What Hydra's grammar may read as a number or a boolean."""
 OTHER_BASE = re.compile(r"(?<![\w.:])[+-]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.\d*)?)(?![\w:])")
 """What YAML 1.1 may read as a number to the base 60 or 8: https://yaml.org/type/int.html."""
+EXPONENT = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][+-]?\d+\Z")
+"""A number that YAML 1.1 takes for text without a dot and a sign, as in 1.0e+3."""
 SPACE = re.compile(r"\s*")
 CALL = r"\w+\((?:[^()]|\([^()]*\))*\)"
 INTERPOLATION, DOUBLE, SINGLE = r"\$\{(?:[^{}]|\{[^{}]*\})*\}", r'"(?:\\.|[^"\\])*"', r"'(?:\\.|[^'\\])*'"
@@ -113,9 +116,7 @@ def restore_texts(config: Any, plain: Any, file: Path, package: str) -> None:
     doubtful = numbers if OTHER_BASE.search(written) else []
     if not places and not doubtful:
         return
-    from omegaconf._utils import get_yaml_loader
-
-    loader = get_yaml_loader()(written)
+    loader = _yaml_loader()(written)
     root, above = loader.get_single_node(), len([*filter(None, package.split("."))])
     for path, number in doubtful:
         text = _written(loader, root, path[above:])
@@ -125,8 +126,24 @@ def restore_texts(config: Any, plain: Any, file: Path, package: str) -> None:
     for path in places:
         node = config
         for part in path[:-1]:
-            node = node._get_node(part)
+            node = node[part]
         node[path[-1]] = _written(loader, root, path[above:])
+
+
+@cache
+def _yaml_loader() -> Any:
+    """Return a loader of YAML that reads keys as OmegaConf does: 1e3 is a number, and 2026-11-29 is none."""
+    from yaml import SafeLoader
+
+    class Loader(SafeLoader):
+        pass
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+        for first, known in Loader.yaml_implicit_resolvers.items()
+    }
+    return Loader
 
 
 def _unquoted(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], float]]:

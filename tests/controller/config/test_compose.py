@@ -95,6 +95,20 @@ def test_scale_comes_last_but_for_the_command_line(tmp_path: Path) -> None:
 
 
 @by_hydra
+def test_a_scale_has_values_for_what_a_file_chose_and_none_for_null(tmp_path: Path) -> None:
+    write(tmp_path, {"scale/mini.yaml": "run:\n  name: mini\n", "scale/base.yaml": "loop: {log_samples: 1}\n"})
+    write(tmp_path, {"experiment/none.yaml": "defaults: [quickstart, override /loop: null, override /data: null]\n"})
+    (tmp_path / "scale" / "loop").mkdir()
+    (tmp_path / "scale" / "loop" / "mini_grpo.yaml").write_text("defaults: [/scale/base@_here_]\nloop: {steps: 7}\n")
+    chosen = compose_raw([QUICKSTART, "scale=mini"], extra_dir=tmp_path)
+    assert (chosen["run"]["name"], chosen["loop"]["steps"], chosen["loop"]["log_samples"]) == ("mini", 7, 1)
+    assert compose_raw([QUICKSTART, "scale=mini", "loop.steps=8"], extra_dir=tmp_path)["loop"]["steps"] == 8
+    without = compose_raw(["+experiment=none", "scale=mini"], extra_dir=tmp_path)
+    assert without["run"]["name"] == "mini"
+    assert without["loop"]["steps"] == compose_raw([QUICKSTART])["loop"]["steps"]
+
+
+@by_hydra
 def test_the_user_has_a_folder_of_their_own(tmp_path: Path) -> None:
     write(tmp_path, {"tpu/mine.yaml": "defaults: [v5litepod_16]\nzone: europe-west4-b\n"})
     assert config_of("tpu=mine", "program=command", folder=tmp_path).tpu.zone == "europe-west4-b"

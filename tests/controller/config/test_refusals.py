@@ -75,6 +75,12 @@ def test_null_is_no_choice(name: str) -> None:
         ),
         (
             "experiment/mine.yaml",
+            f"{GLOBAL}defaults:\n  - override /nobody: x\n",
+            ["+experiment=mine"],
+            "slipway/experiment/mine.yaml, line 3: nobody: unknown group; groups: assets, cloud",
+        ),
+        (
+            "experiment/mine.yaml",
             f"{GLOBAL}defaults: [quickstart]\nrun:\n  name: a\n  note: ${{nowhere}}\n",
             ["+experiment=mine"],
             "cannot compose the config: run.note: slipway/experiment/mine.yaml, line 5: Interpolation key 'nowhere'",

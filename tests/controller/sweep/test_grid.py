@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import hydra
 import pytest
 
 from conf.schema.run_sections import Search, Sweep
@@ -23,6 +24,8 @@ from controller.sweep.sweep_session import SweepSession
 HERE = Path(__file__).parent
 GRID = ["+experiment=quickstart", "run.seed=0,1"]
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=4"]
+OF_HYDRA_1_3 = "1" * hydra.__version__.startswith("1.3.")
+"""Empty with Hydra 1.4, whose ranges add what was written, and never reach their end."""
 OURS = "not supported, slipway runs sweeps itself"
 
 
@@ -87,9 +90,9 @@ def test_what_a_sweep_cannot_hold_is_refused_with_the_cure(word: str, said: str)
 @pytest.mark.parametrize(
     ("values", "last"),
     [
-        ("range(0,0.9,0.3)", "0.8999999999999999"),
-        ("range(1,0.1,-0.3)", "0.10000000000000003"),
-        ("float(range(0,0.9,0.3))", "0.8999999999999999"),
+        ("range(0,0.9,0.3)", OF_HYDRA_1_3 and "0.8999999999999999"),
+        ("range(1,0.1,-0.3)", OF_HYDRA_1_3 and "0.10000000000000003"),
+        ("float(range(0,0.9,0.3))", OF_HYDRA_1_3 and "0.8999999999999999"),
         ("range(0,0.6,0.2)", ""),
         ("range(0,0.95,0.3)", ""),
         ("range(0,3)", ""),

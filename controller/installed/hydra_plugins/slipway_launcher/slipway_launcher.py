@@ -87,7 +87,9 @@ class SlipwayLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; return what each returned, or the error that ended it."""
         setup_globals()
-        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+        allowed = getattr(self.hydra_context, "execution_whitelist", None)  # since Hydra 1.4
+        told = {} if allowed is None else {"execution_whitelist": allowed}
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose, **told)
         configs = [self._job_config(words, initial_job_idx + n) for n, words in enumerate(job_overrides)]
         outputs = [Path(OmegaConf.select(config, "hydra.runtime.output_dir")) for config in configs]
         log.info("Launching %d jobs on Cloud TPU pods", len(configs))
