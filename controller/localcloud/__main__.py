@@ -39,13 +39,17 @@ def _serve(options: argparse.Namespace) -> int:
     import asyncio
     import logging
 
+    from controller.localcloud.clock import HeldLoop
     from controller.localcloud.cloud import StartError, serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.ERROR)
     try:
         given = {"operation_seconds": options.operation_seconds, "realism": options.realism}
-        asyncio.run(serve(options.state, options.port, options.idle_exit, **given))
+        with asyncio.Runner(loop_factory=HeldLoop if options.held else None) as runner:
+            if isinstance(loop := runner.get_loop(), HeldLoop):
+                loop.hold_time()
+            runner.run(serve(options.state, options.port, options.idle_exit, **given))
     except StartError as error:
         print(error, file=sys.stderr)
         return 2
@@ -55,7 +59,8 @@ def _serve(options: argparse.Namespace) -> int:
 def _flags(options: argparse.Namespace) -> list[str]:
     flags = {"--port": options.port or None, "--operation-seconds": options.operation_seconds}
     flags |= {"--realism": options.realism, "--idle-exit": options.idle_exit}
-    return [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    return [*words, "--held"] if options.held else words
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--port", type=int, default=0, help="0: the previous port, or any free one")
             command.add_argument("--operation-seconds", type=float, help="duration of operations (default 0.5)")
             command.add_argument("--realism", choices=["strict", "relaxed"], help="see docs/emulated-cloud.md")
+            command.add_argument("--held", action="store_true", help="time passes by POST emulator/clock alone")
             command.add_argument("--idle-exit", type=float, metavar="SECONDS", help="exit when idle and without nodes")
     return parser
 

@@ -1,48 +1,76 @@
 """What a first contact runs, a tiny training run whose first attempt waits at a checkpoint; and what ends it early."""
 
+import getpass
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from controller.config.run_yaml import bucket_name
 from controller.connect import project_of, require_pods, require_project
-from controller.core.this_process import Clock
+from controller.context import Context
+from controller.core.errors import ConfigError, SlipwayError
+from controller.core.events import Event
+from controller.core.this_process import Clock, InterruptedSleepError
+from controller.gcp.answers import OperationFailedError
+from controller.gcp.google_errors import NotFoundError, ServiceDisabledError
 from controller.gcp.prices import hourly_price
+from controller.plan.build import Plan
+from controller.resources.pod.planes import PLANES, planes_with_pod
 from controller.run.options import RunOptions
+from controller.run.session import Session
+from controller.witness.recording import Recording
+from controller.witness.stand_ins import StandIns
 
 NAME = "slipway-witness"
 """Name of network and account: `down --all` then touches nothing that other runs use."""
 STEPS, CHECKPOINT = 20, 10
 TEXT = "".join(f"{a} and {b} make {a + b}.\n" for a in range(40) for b in range(40))
 """Data of the run, so that the upload of a data set is part of the first contact."""
-DEFAULT_TYPE = "tpu.accelerator_type=v5litepod-4"
+SMALLEST = {"tpu_api": "tpu=v5litepod_1", "compute_engine": "tpu=v6e_1"}
+"""The smallest pod of each plane."""
 MAX_BUCKET_NAME = 63
+JOIN_SECONDS = 180.0
+"""How long the clean-up waits for the preemption by hand."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a first contact ends: dollars at the list price, and minutes before the clean-up begins."""
+    """Where a first contact ends: dollars at the list price for all planes, and minutes on each before `down`."""
 
     usd: float = 5.0
     minutes: float = 60.0
 
 
-def drill_options(options: RunOptions, limits: Limits) -> RunOptions:
-    """Return the options of the run: the user's cloud and TPU, our program, names and limits. Writes its data.
+def drill_options(options: RunOptions, limits: Limits, plane: str = "both") -> dict[str, RunOptions]:
+    """Return the options of each run by its plane: the user's cloud and TPU, our program, names and limits.
+
+    Without a TPU of the user's each plane has its smallest; one that does not have the user's is left out.
 
     Raises:
-        ConfigError: the overrides are unusable, or no project is set.
+        ConfigError: the overrides are unusable, no project is set, or neither plane has the TPU.
     """
     given = options.overrides
     if not any(word.startswith(("tpu=", "tpu.accelerator_type=")) for word in given):
-        given = (*given, DEFAULT_TYPE)
+        names = PLANES if plane == "both" else (plane,)
+        return {name: _with_drill(options, (*given, SMALLEST[name]), limits, name) for name in names}
+    having = planes_with_pod(options.cloud_config())
+    names = [name for name, value in PLANES.items() if value in having and plane in (name, "both")]
+    if not names:
+        raise ConfigError(f"--plane {plane}: has no {options.cloud_config().tpu.accelerator_type}")
+    return {name: _with_drill(options, given, limits, name) for name in names}
+
+
+def _with_drill(options: RunOptions, given: tuple[str, ...], limits: Limits, plane: str) -> RunOptions:
+    """Add our program, names and limits. Writes its data."""
+    given = (*given, f"tpu.plane={plane}")
     config = replace(options, overrides=given).cloud_config()
     require_pods(config)
     project = require_project(project_of(config))
@@ -53,7 +81,7 @@ def drill_options(options: RunOptions, limits: Limits) -> RunOptions:
     bucket = bucket_name(config, project)
     bucket = bucket if bucket.endswith("-witness") else f"{bucket[: MAX_BUCKET_NAME - 8]}-witness"
     price = hourly_price(config, Clock().now()).total
-    ours: Sequence[str] = (
+    ours = (
         "run.name=witness", "program=trainer", "data=text", "model=tiny", "model.num_layers=1",
         "model.attention_pattern=G", "loop=lm", "optimizer=adamw",
         f"+assets.datasets.witness.path={text}", f"data.path=assets://witness/{text.name}",
@@ -145,3 +173,114 @@ def shielded(say: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class FirstRun:
+    """Follows the events of the drill: deletes the pod once a checkpoint is in the bucket."""
+
+    def __init__(
+        self, plan: Plan, context: Context, recording: Recording, begin: Callable[[str], None], limit: TimeLimit
+    ) -> None:
+        self._plan, self._context, self._recording = plan, context, recording
+        self._begin, self._limit = begin, limit
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._told: set[tuple[Any, Any]] = set()
+        self._resumed_at: int | None = None
+        self.preempted = False
+        """Whether the node was deleted by hand."""
+
+    def on_event(self, event: Event) -> None:
+        """Move on to the next stage; keep what the user is told."""
+        attempt = event.data.get("attempt")
+        if event.kind == "note" and isinstance(attempt, int) and "verdict" not in event.data:
+            self._begin("checkpoint" if attempt == 1 else "recover")
+            if attempt == 1:
+                self._thread = threading.Thread(target=self._preempt, daemon=True, name="witness-preempt")
+                self._thread.start()
+        elif event.kind == "metrics" and event.data["metrics"].get("phase") == "train":
+            self._note_step(event.data["metrics"])
+        if event.kind == "note":
+            self._recording.note(event.message)
+
+    def _note_step(self, metrics: dict[str, Any]) -> None:
+        """Remember the first step that is new in the last attempt, which repeats the lines of the one before it."""
+        line = metrics.get("step"), metrics.get("time")
+        stage = self._recording.stage
+        if stage is None or not stage.name.endswith(": recover"):
+            self._told.add(line)
+        elif line not in self._told and self._resumed_at is None:
+            self._resumed_at = metrics.get("step")
+
+    def problem(self) -> str:
+        """Return what the finished run failed to show, empty if nothing."""
+        if not self.preempted:
+            return "the pod was not preempted by hand"
+        if self._resumed_at != CHECKPOINT + 1:
+            return f"the second attempt began at step {self._resumed_at}, not {CHECKPOINT + 1}"
+        return ""
+
+    def close(self) -> None:
+        """Wait until no request is under way."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+
+    def _preempt(self) -> None:
+        try:
+            while not self._has_checkpoint():
+                if self._closed.wait(self._context.poll_seconds):
+                    return
+            node = self._plan.node.find(self._context)
+            if node is None or self._closed.is_set():
+                return
+            self._begin("preempt")
+            self.preempted = True
+            node.plane.delete_by_hand(self._context, node.name, node.place.zone)
+        except InterruptedSleepError:
+            return
+        except OperationFailedError as error:  # the controller may have replaced the node already
+            self._recording.note(f"the deletion by hand: {error}")
+        except SlipwayError as error:  # the program would wait for ever
+            self._limit.stop(f"the node could not be preempted by hand: {error}")
+
+    def _has_checkpoint(self) -> bool:
+        prefix = f"runs/{self._plan.run_id}/checkpoints/{CHECKPOINT}/commit_success"
+        answer = self._context.google.call("storage", "objects.list", bucket=self._plan.bucket, prefix=prefix)
+        return bool(answer.get("items"))
+
+
+def refuse_if_in_use(session: Session) -> None:
+    """Refuse to start where the clean-up would delete something that is in use. Raises ConfigError."""
+    plan, context = session.plan, session.context
+    try:
+        pod = plan.node.find(context)
+    except ServiceDisabledError:
+        pod = None
+    if pod is not None:
+        raise ConfigError(f"{plan.node.title} exists already; delete it with `slipway down`, or wait for its user")
+    try:
+        objects = context.google.call("storage", "objects.list", bucket=plan.bucket, maxResults=1).get("items")
+    except (NotFoundError, ServiceDisabledError):
+        objects = None
+    if objects:
+        raise ConfigError(
+            f"gs://{plan.bucket} of an earlier witness holds objects, which this one would delete; delete it with "
+            "`gcloud storage rm --recursive`, or set another cloud.bucket"
+        )
+
+
+def learn_known(made: StandIns, session: Session) -> None:
+    """Learn what is known to identify the user before the first request."""
+    plan, context = session.plan, session.context
+    made.add("project", plan.project)
+    made.add("bucket", plan.bucket)
+    made.add("account", str(plan.config.cloud.service_account).partition("@")[0])
+    _, _, key = context.ssh_login.key_line().partition(":")
+    made.learn(key)
+    for name in (getpass.getuser(), Path.home().name):
+        made.add("user", name)
+    made.add("user", socket.gethostname())
+    if context.google.has_credentials:
+        made.add("token", context.google.token())
+        made.add("account", (context.google.service_account or "").partition("@")[0])

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import Message
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -22,12 +23,14 @@ from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
 from controller.witness.stand_ins import StandIns, omit_others
 
-REQUESTS, STAGES, WORKERS, README = "requests.jsonl", "stages.json", "workers.json", "README.md"
+REQUESTS, README = "requests.jsonl", "README.md"
 REQUEST_HEADERS = frozenset({"content-type", "x-goog-user-project", "x-upload-content-length", "content-range"})
 ANSWER_HEADERS = frozenset({
     "content-type", "retry-after", "date", "etag", "www-authenticate", "x-goog-generation", "x-goog-hash", "range",
 })  # fmt: skip
 """Headers that are recorded; no other one is, so no token is."""
+READ_VERBS = ("getIamPolicy", "getEffectiveOrgPolicy", "testIamPermissions", "getGuestAttributes", "wait")
+"""Methods that use POST but change nothing."""
 MAX_TEXT = 4000
 """Characters recorded of an answer that is not JSON."""
 
@@ -64,6 +67,38 @@ class RequestLine(Document):
     answer_bytes: int
     error: str = ""
 
+    @property
+    def is_change(self) -> bool:
+        return self.method not in ("GET", "HEAD") and not self.method_id.endswith(READ_VERBS)
+
+    @property
+    def is_wait(self) -> bool:
+        return self.method_id.endswith("perations.wait")
+
+    @property
+    def moment(self) -> float:
+        """Return when it is sent again: a request that waits when it had its answer."""
+        return self.began + (self.seconds if self.is_wait else 0.0)
+
+    @property
+    def passing(self) -> str:
+        """Return why it is not sent again, empty if it is."""
+        if self.status == 0:
+            return "there was no answer"
+        if self.status >= 500 or self.status in (408, 429):
+            return f"{self.status} is a passing failure"
+        is_resumable = self.path.startswith("resumable/") or self.query.get("uploadType") == "resumable"
+        return "it is part of a resumable upload" if is_resumable else ""
+
+    @cached_property
+    def key(self) -> str:
+        """Return what makes two requests the same."""
+        return dumps([self.method, self.path, self.query, self.body], sort_keys=True)
+
+    def overlaps(self, change: "RequestLine") -> bool:
+        """Return whether it was answered while a change was under way, so that either order is possible."""
+        return self.began <= change.began + change.seconds and change.began <= self.began + self.seconds
+
 
 @dataclass
 class Stage(Record):
@@ -76,8 +111,6 @@ class Stage(Record):
     """running, ok, failed, interrupted, limit, or skipped."""
     detail: str = ""
     notes: list[str] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    """Resources made or deleted in it: resource, title, action, outcome, began, seconds."""
 
 
 class Recording:
@@ -86,13 +119,16 @@ class Recording:
     def __init__(self, folder: Path, clock: Clock, stand_ins: StandIns) -> None:
         self.folder, self.stand_ins = folder, stand_ins
         self.stages: list[Stage] = []
-        self.workers: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
-        """Facts about the whole: cost, limits, versions, what is left."""
-        self._clock, self._began = clock, clock.monotonic()
+        """Facts about the whole: cost, limits, versions."""
         self._lines: list[RequestLine] = []
         self._count = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self.start(clock)
+
+    def start(self, clock: Clock) -> None:
+        """Count the seconds from now on, by that clock."""
+        self._clock, self._began = clock, clock.monotonic()
 
     def seconds(self) -> float:
         """Return the seconds since the recording began."""
@@ -102,6 +138,23 @@ class Recording:
     def stage(self) -> Stage | None:
         """Return the stage in progress."""
         return next((stage for stage in reversed(self.stages) if stage.outcome == "running"), None)
+
+    def begin(self, name: str) -> None:
+        """Begin a stage; the one before it ends."""
+        with self._lock:
+            self.end("ok")
+            self.stages.append(Stage(name, self.seconds()))
+
+    def end(self, outcome: str, detail: str = "") -> None:
+        """End the stage in progress, if there is one."""
+        with self._lock:
+            if (stage := self.stage) is not None:
+                stage.outcome, stage.detail = outcome, detail
+                stage.seconds = round(self.seconds() - stage.began, 3)
+
+    def note(self, message: str) -> None:
+        if (stage := self.stage) is not None:
+            stage.notes.append(message)
 
     @property
     def requests(self) -> list[RequestLine]:
@@ -120,7 +173,7 @@ class Recording:
         finally:
             google.wrap_connection = before
 
-    def begin(self) -> int:
+    def number(self) -> int:
         """Return the number of a request that begins now."""
         with self._lock:
             self._count += 1
@@ -130,19 +183,20 @@ class Recording:
         with self._lock:
             self._lines.append(line)
 
-    def save(self) -> list[str]:
-        """Write all files and scan them; return what the scan refused to keep, empty if all is well."""
-        lines = [line.to_json() for line in self.requests]
-        stages = stamped({**self.facts, "stages": [stage.to_json() for stage in self.stages]})
-        workers = stamped({"guest_attributes": guest_attributes(self.requests), "workers": self.workers})
-        for document in (*lines, stages, workers):
+    def save(self, differences: str = "") -> list[str]:
+        """Write the files and scan them; return what the scan refused to keep, empty if all is well.
+
+        `differences` is a text of the README.
+        """
+        lines = [line.to_json() for line in without_repeats(self.requests)]
+        by = "Google" if self.facts.get("cloud") == "gcp" else "the emulated cloud, NOT Google"
+        first = stamped({"answers_by": by, **self.facts, "stages": [stage.to_json() for stage in self.stages]})
+        for document in (first, *lines):
             self.stand_ins.learn(document)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         scrub = self.stand_ins.scrub
-        self._write(REQUESTS, "".join(dumps(scrub(line)) + "\n" for line in lines))
-        self._write(STAGES, dumps(scrub(stages), indent=1) + "\n")
-        self._write(WORKERS, dumps(scrub(workers), indent=1) + "\n")
-        self._write(README, self.stand_ins.scrub(readme(self)))
+        self._write(REQUESTS, "".join(dumps(scrub(line)) + "\n" for line in (first, *lines)))
+        self._write(README, scrub(readme(self)) + differences)
         return self._refuse_leaks()
 
     def _write(self, name: str, text: str) -> None:
@@ -154,19 +208,39 @@ class Recording:
     def _refuse_leaks(self) -> list[str]:
         """Delete each file that still holds a known value, and say so."""
         refused = []
-        for name in (REQUESTS, STAGES, WORKERS, README):
-            file = self.folder / name
-            leaks = {leak for line in _parts(file) for leak in self.stand_ins.leaks(line)}
+        for file in (self.folder / REQUESTS, self.folder / README):
+            leaks = {leak for line in file.read_text().splitlines() for leak in self.stand_ins.leaks(line)}
             if leaks:
                 file.unlink()
-                refused.append(f"{name} was deleted: it still held what {', '.join(sorted(leaks))} stands for")
+                refused.append(f"{file.name} was deleted: it still held what {', '.join(sorted(leaks))} stands for")
         return refused
 
 
-def _parts(file: Path) -> list[str]:
-    """Return the texts to scan: lines of JSON lines, else the whole file."""
-    text = file.read_text()
-    return text.splitlines() if file.suffix == ".jsonl" else [text]
+def load(file: Path) -> tuple[dict[str, Any], list[RequestLine]]:
+    """Return the first line of a recording, and its requests.
+
+    Raises:
+        ValueError, FormatError: it is none.
+    """
+    first, *lines = [json.loads(line) for line in file.read_text().splitlines()] or [{}]
+    return first, [RequestLine.from_json(line, REQUESTS) for line in lines]
+
+
+def without_repeats(lines: list[RequestLine]) -> list[RequestLine]:
+    """Return the requests without those between the first and the last of a row that got the same answer."""
+    kept, rows = list[RequestLine](), dict[str, tuple[str, list[RequestLine]]]()
+    for line in lines:
+        answer = dumps([line.status, line.answer])
+        said, row = rows.get(line.key, ("", []))
+        if line.is_change or answer != said:
+            rows[line.key] = answer, [line]
+            kept.append(line)
+            continue
+        if len(row) > 1:
+            kept.remove(row.pop())
+        row.append(line)
+        kept.append(line)
+    return kept
 
 
 class RecordedConnection:
@@ -180,7 +254,7 @@ class RecordedConnection:
 
     def request(self, uri: str, method: str = "GET", body: Any = None, headers: Any = None, **options: Any) -> Any:
         recording = self._recording
-        number, began, stage = recording.begin(), recording.seconds(), recording.stage
+        number, began, stage = recording.number(), recording.seconds(), recording.stage
         status, answer_headers, content, error = 0, {}, b"", ""
         sent = dict(headers or {})
         try:
@@ -248,20 +322,6 @@ def _answer(content: bytes | str | None) -> Any:
         return text[:MAX_TEXT]
 
 
-def guest_attributes(lines: list[RequestLine]) -> list[dict[str, Any]]:
-    """Return when each guest attribute of each worker was first seen, in that order."""
-    seen: dict[tuple[str, int, str], dict[str, Any]] = {}
-    for line in lines:
-        if not line.method_id.endswith("nodes.getGuestAttributes") or line.status != 200 or not line.answer:
-            continue
-        for worker, found in enumerate(line.answer.get("guestAttributes", [])):
-            for item in found.get("queryValue", {}).get("items", []):
-                name = f"{item.get('namespace', '')}/{item.get('key', '')}"
-                fact = {"node": line.path.partition(":")[0], "worker": worker, "name": name, "seen": line.began}
-                seen.setdefault((fact["node"], worker, name), fact)
-    return list(seen.values())
-
-
 def readme(recording: Recording) -> str:
     """Return the README of a recording: what it holds and what it does not."""
     rows = "\n".join(
@@ -270,22 +330,12 @@ def readme(recording: Recording) -> str:
     )
     return f"""# Recording of `slipway witness`
 
-Attach this folder to an issue. It holds {len(recording.requests)} requests.
+`requests.jsonl` holds the requests of this machine to Google's APIs with their answers and times, in the order in which
+they began, below one line about the whole; of equal answers in a row the first and the last.
 
-| file | content |
-|---|---|
-| `requests.jsonl` | every request of this machine to Google's APIs, and its answer, in the order in which they began |
-| `stages.json` | the stages with times and outcome, the limits, the cost, what was left |
-| `workers.json` | facts about each worker after its first boot, SSH times, when guest attributes appeared |
-
-Values that identify a project or a person are replaced by stand-ins, the same value always by the same one: project and
-number, organization and folder, addresses, keys, tokens, mail addresses, accounts, buckets, billing accounts, user
-names. VMs, TPUs, disks and buckets without Slipway's label are left out of lists, and so are values of metadata that
-Slipway did not set, except SSH keys and `enable-oslogin`. The files were
-searched for the original values before they were kept. Read them yourself before you publish them.
-
-Not recorded: token requests, the content of objects, the IAP tunnel and SSH, the workers' own requests to Cloud
-Storage, the metadata server and the TPU API.
+Values that identify a project or a person are replaced by stand-ins, the same value always by the same one. Others'
+VMs, TPUs, disks and buckets are left out, and so are values of metadata. The files were searched for the original
+values before they were kept. Read them yourself before you publish them.
 
 | stage | outcome | began (s) | took (s) | detail |
 |---|---|---|---|---|

@@ -56,8 +56,8 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("domain", re.compile(r"(?<=\bdomain:)[\w-]+(?:\.[\w-]+)+")),
     ("billing account", re.compile(r"\b[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}\b")),
     ("account id", re.compile(r"\b1\d{20}\b")),
-    ("project number", re.compile(
-        r"(?<=projects/)\d{6,}\b|(?<=service-)\d{6,}\b|\b\d{6,}(?=-compute@)")),
+    ("project number", re.compile(  # third: operations of Service Usage, operations/acf.p2-NUMBER-ID
+        r"(?<=projects/)\d{6,}\b|(?<=service-)\d{6,}\b|(?<=\.p\d-)\d{6,}\b|\b\d{6,}(?=-compute@)")),
     ("organization", re.compile(r"(?<=organizations/)\d{4,}|(?<=folders/)\d{4,}")),
     ("user", re.compile(
         r"(?<![\w.\\-])[A-Za-z_][\w.-]*(?=:(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+|sk-[\w.@-]+) )")),
@@ -87,6 +87,8 @@ class StandIns:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
+        self._codes: dict[str, tuple[str, ...]] = {}
+        """What tells of a value in base64."""
         self._counts: dict[str, int] = {}
         self._pattern: re.Pattern[str] | None = None
         self._lock = threading.RLock()
@@ -101,6 +103,7 @@ class StandIns:
                 return
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._known[value] = STAND_INS[kind](self._counts[kind])
+            self._codes[value] = tuple(_encodings(value))
             self._pattern = None
 
     def learn(self, value: Any, key: str = "") -> None:
@@ -170,8 +173,8 @@ class StandIns:
         if "%" in text and (plain := unquote(text)) != text and (clean := self._scrub_text(plain, depth - 1)) != plain:
             text = quote(clean, safe="/:?=&@,.~-_")
         text = BASE64.sub(lambda found: self._scrub_base64(found[0], depth), text)
-        for value in list(self._known):
-            for code in _encodings(value):
+        for codes in list(self._codes.values()):
+            for code in codes:
                 text = text.replace(code, REMOVED)
         return text
 
@@ -191,12 +194,13 @@ class StandIns:
     def leaks(self, text: str) -> list[str]:
         """Return the stand-ins of the known values that a finished text still holds, in any of their forms."""
         with self._lock:
-            forms = list(_forms(text))
+            forms = [(form, form.lower()) for form in _forms(text)]
             return sorted(
                 {
                     stand_in
                     for value, stand_in in self._known.items()
-                    if any(_holds(form, value) for form in forms) or any(code in text for code in _encodings(value))
+                    if any(_holds(form, lower, value) for form, lower in forms)
+                    or any(code in text for code in self._codes[value])
                 }
             )
 
@@ -208,11 +212,11 @@ def _as_word(value: str) -> str:
     return rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"
 
 
-def _holds(text: str, value: str) -> bool:
-    """Return whether a text holds a value; a short one only as a word of its own."""
+def _holds(text: str, lower: str, value: str) -> bool:
+    """Return whether a text, also given in lower case, holds a value; a short one only as a word of its own."""
     if len(value) >= 8:  # longer ones are no part of a word
-        return value.lower() in text.lower()
-    return re.search(_as_word(value), text) is not None
+        return value.lower() in lower
+    return value in text and re.search(_as_word(value), text) is not None
 
 
 def _encodings(value: str) -> Iterator[str]:
@@ -286,16 +290,13 @@ LISTS = {
     "tpu.projects.locations.queuedResources.list": "queuedResources",
 }
 """Lists of which only items with our label are recorded, and the field that holds them."""
-AGGREGATED_LISTS = {"compute.disks.aggregatedList": "disks", "compute.instances.aggregatedList": "instances"}
+AGGREGATED_LISTS = {
+    f"compute.{kind}.aggregatedList": kind
+    for kind in ("disks", "instances", "instanceGroupManagers", "instanceTemplates", "resourcePolicies")
+}
 """The same for lists that are grouped by zone."""
 METADATA = frozenset({"metadata", "commonInstanceMetadata"})
 """Fields of nodes, VMs and the project that hold what people set."""
-KEPT_KEYS = frozenset({"enable-oslogin"})
-"""Keys of metadata whose values are recorded whoever set them."""
-OUR_KEYS = frozenset({"startup-script", "slipway"})
-"""Keys of metadata whose values are recorded if we set them."""
-SWITCH = "END_OF_DEAD_MANS_SWITCH"
-"""A line of every startup script that starts our dead man's switch."""
 
 
 def omit_others(method_id: str, document: Any) -> Any:
@@ -331,10 +332,11 @@ def _aggregated(document: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _is_ours(item: dict[str, Any]) -> bool:
-    """Return whether an item carries our label; a queued resource has it on the nodes that it asks for."""
-    tpu = item.get("tpu")
+    """Return whether an item carries our label; a queued resource has it on its nodes, a template on its VMs."""
+    tpu, vms = item.get("tpu"), item.get("properties")
     specs = tpu.get("nodeSpec", []) if isinstance(tpu, dict) else []
-    return _has_label(item) or any(_has_label(spec.get("node", {})) for spec in specs)
+    inner = [vms if isinstance(vms, dict) else {}, *(spec.get("node", {}) for spec in specs)]
+    return any(map(_has_label, (item, *inner)))
 
 
 def _has_label(item: dict[str, Any]) -> bool:
@@ -342,16 +344,15 @@ def _has_label(item: dict[str, Any]) -> bool:
 
 
 def _clean(value: Any) -> Any:
-    """Return JSON data without the values of metadata that others set, at any depth."""
+    """Return JSON data without the values of metadata, at any depth."""
     if isinstance(value, list):
         return [_clean(inner) for inner in value]
     if not isinstance(value, dict):
         return value
     if _is_operation(value):
         return {name: inner if name == "metadata" else _clean(inner) for name, inner in value.items()}
-    ours = _has_label(value)
     return {
-        name: _clean_metadata(inner, ours) if name in METADATA and isinstance(inner, dict) else _clean(inner)
+        name: _clean_metadata(inner) if name in METADATA and isinstance(inner, dict) else _clean(inner)
         for name, inner in value.items()
     }
 
@@ -363,26 +364,19 @@ def _is_operation(value: dict[str, Any]) -> bool:
     return named or "done" in value or (isinstance(metadata, dict) and "@type" in metadata)
 
 
-def _clean_metadata(metadata: dict[str, Any], ours: bool) -> dict[str, Any]:
+def _clean_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return metadata in the form of the TPU API, an object, or of Compute Engine, a list of keys and values."""
     items = metadata.get("items")
     if isinstance(items, list):
-        cleaned = [
-            {**item, "value": _shown(item.get("key", ""), item["value"], ours)} if "value" in item else item
-            for item in items
-        ]
-        return {**metadata, "items": cleaned}
+        shown = ({**item, "value": _shown(item.get("key", ""), item.get("value"))} for item in items)
+        return {**metadata, "items": [*shown]}
     if metadata.get("kind") == "compute#metadata":  # without items
         return metadata
-    return {key: _shown(key, value, ours) for key, value in metadata.items()}
+    return {key: _shown(key, value) for key, value in metadata.items()}
 
 
-def _shown(key: str, value: Any, ours: bool) -> Any:
-    """Return what is recorded of one value; of SSH keys not the comments, which name people and machines."""
-    if not isinstance(value, str):
-        return REMOVED
-    if key == "ssh-keys":
+def _shown(key: str, value: Any) -> str:
+    """Return what is recorded of one value: switches, and SSH keys without the comments, which name people."""
+    if key == "ssh-keys" and isinstance(value, str):
         return "\n".join(" ".join(line.split()[:2]) for line in value.splitlines())
-    if key in KEPT_KEYS or (key in OUR_KEYS and (ours or (key == "startup-script" and SWITCH in value))):
-        return value
-    return REMOVED
+    return value if isinstance(value, str) and value.lower() in ("true", "false") else REMOVED

@@ -44,8 +44,8 @@ ELSEWHERE = {
     "slipway rehearse +experiment=gemma2b_gsm8k": REHEARSED,
     "slipway rehearse +experiment=quickstart": REHEARSED,
     "slipway witness": WITNESSED,
-    "slipway witness cloud=mine tpu=mine": WITNESSED,  # the session of the first run plays one on another type
-    "slipway witness --usd 2 --minutes 30 cloud=mine tpu=mine": WITNESSED,
+    "slipway witness cloud=mine": WITNESSED,  # the session of the first run plays one on another type
+    "slipway witness --max-dollars 2 --minutes 20 --plane tpu_api cloud=mine": WITNESSED,
     "slipway doctor": DOCTOR,
     "slipway doctor cloud=mine tpu=mine": DOCTOR,
     "slipway doctor +experiment=quickstart cloud=mine tpu=mine": DOCTOR,

@@ -244,20 +244,20 @@ def _rehearsed_lines(plan: Plan, checks: Sequence[Check]) -> list[str]:
 
 
 def run_witness(command: Command) -> int:
-    """`slipway witness`: one small run on the project, preempted once; records everything and deletes everything."""
+    """`slipway witness`: on each plane one small run, preempted once; records, deletes and compares everything."""
     from controller.witness.drill import Limits
     from controller.witness.play import Witness
 
-    usd, minutes, is_json = command.flags.usd, command.flags.minutes, command.flags.json
+    usd, minutes, is_json = command.flags.max_dollars, command.flags.minutes, command.flags.json
     if usd <= 0 or minutes <= 0:
-        raise ConfigError("--usd and --minutes: must be above 0")
-    folder = Path(command.flags.output or time.strftime("witness-%Y%m%d-%H%M%S"))
+        raise ConfigError("--max-dollars and --minutes: must be above 0")
     witness = Witness(
         command.options,
         Limits(usd, minutes),
-        folder,
+        Path(command.flags.output or time.strftime("witness-%Y%m%d-%H%M%S")),
         lambda plan: View(plan, json_lines=is_json, discards=True),
         lambda line: print(line, file=sys.stderr),
+        command.flags.plane,
     )
     outcome = witness.play()
     print(dumps(outcome.as_document()) if is_json else "\n".join(_witnessed_lines(outcome)))
@@ -266,20 +266,23 @@ def run_witness(command: Command) -> int:
 
 def _witnessed_lines(outcome: Outcome) -> list[str]:
     """Format the outcome for people."""
-    recording, facts = outcome.recording, outcome.recording.facts
+    recording, found = outcome.recording, outcome.differences
     lines = [
-        f"  {SIGNS.get(stage.outcome, '✗')} {stage.name:<12} {stage.outcome:<12} {stage.seconds:7.1f} s  {stage.detail}"
+        f"  {SIGNS.get(stage.outcome, '✗')} {stage.name:<26} {stage.outcome:<12} {stage.seconds:7.1f} s  {stage.detail}"
         for stage in recording.stages
     ]
-    usd = facts.get("usd_at_most")
-    price = "" if usd is None else f", at most ${usd:.2f} at the list price"
-    lines.append(f"the pods were billed for at most {facts.get('pod_minutes_at_most', 0.0)} minutes{price}")
+    for plane, pod in recording.facts["pods"].items():
+        usd = pod.get("usd_at_most")
+        price = "" if usd is None else f", at most ${usd:.2f} at the list price"
+        lines.append(f"{plane}: {pod['type']} was billed for at most {pod.get('minutes_at_most', 0.0)} minutes{price}")
     if outcome.left:
         lines.append(
             f"STILL THERE: {', '.join(outcome.left)}; delete it with `slipway down --all` and `slipway orphans`"
         )
     else:
-        lines.append("verified: nothing that it made is left; the APIs stay enabled")
+        lines.append("verified: nothing that it made is left, nothing is billed; the APIs stay enabled")
     lines += [f"error: {why}" for why in outcome.refused]
+    if found is not None:
+        lines.append(f"the emulated cloud answers otherwise in {plural(len(found), 'place')}: see README.md there")
     lines.append(f"recording: {recording.folder}; read it, then attach it to an issue")
     return lines

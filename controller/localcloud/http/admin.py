@@ -10,6 +10,8 @@ from aiohttp import web
 
 from controller.localcloud.apis.objects import Objects
 from controller.localcloud.apis.service import Service
+from controller.localcloud.clock import HeldLoop
+from controller.localcloud.delays import DELAYS
 from controller.localcloud.faults.spec import parse_fault
 from controller.localcloud.http.errors import ApiError
 
@@ -26,7 +28,7 @@ _HIDDEN_KINDS = frozenset(
 
 @dataclass(eq=False)
 class Admin(Service):
-    """Handlers of GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
+    """Handlers of what the emulator's own API has: see `handle`."""
 
     objects: Objects
     stopped: asyncio.Event
@@ -47,10 +49,14 @@ class Admin(Service):
                 return web.json_response({})
             case ("POST", "settings"):
                 return self._update_settings(await _json_body(request, *self.settings.as_json()))
+            case ("GET", "delays"):
+                return web.json_response({kind: [row.least, row.worst] for kind, row in DELAYS.items()})
+            case ("POST", "clock"):
+                return await self._move_clock(await _json_body(request, "seconds"))
             case ("POST", "stop"):
                 self.stopped.set()
                 return web.json_response({})
-        known = "GET state, GET requests, GET settings, POST settings, POST faults, DELETE faults, POST stop"
+        known = "GET state, requests, settings, delays; POST settings, faults, clock, stop; DELETE faults"
         raise ApiError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
 
     def _state(self) -> dict[str, Any]:
@@ -75,6 +81,16 @@ class Admin(Service):
         ready_since = min((boot["time"] for _, boot in self.store.items("boot")), default=None)  # the first of them
         registered = self.faults.register(key, faults, ready_since)
         return web.json_response({"registered": registered})
+
+    async def _move_clock(self, body: dict[str, Any]) -> web.Response:
+        """Answer once so many seconds have passed; only where time is held they pass at once."""
+        loop, seconds = asyncio.get_running_loop(), body.get("seconds")
+        if not isinstance(loop, HeldLoop):
+            raise ApiError(400, "The time of this emulated cloud passes by itself; --held holds it")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+            raise ApiError(400, f"seconds must be a number of seconds, not {seconds!r}")
+        await loop.move_on(seconds)
+        return web.json_response({})
 
     def _update_settings(self, body: dict[str, Any]) -> web.Response:
         self.settings.update(body)

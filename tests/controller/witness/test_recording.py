@@ -1,6 +1,5 @@
 """What is recorded of a request and what the last scan refuses to keep; a limit interrupts once, in its block."""
 
-import json
 import os
 import signal
 import sys
@@ -15,12 +14,21 @@ import pytest
 from controller.core.json_documents import FormatError
 from controller.core.this_process import Clock
 from controller.witness.drill import TimeLimit, ended_in_order, shielded
-from controller.witness.recording import RecordedConnection, Recording, RequestLine, Stage, guest_attributes
+from controller.witness.recording import (
+    README,
+    REQUESTS,
+    RecordedConnection,
+    Recording,
+    RequestLine,
+    Stage,
+    load,
+    without_repeats,
+)
 from controller.witness.stand_ins import StandIns
 from tests.golden import golden
 
 LINE = RequestLine.from_json(golden("witness_request"))
-STAGE = Stage("preempt", 30.0, 9.5, "ok", "", ["the node is gone"], [{"resource": "node/n", "outcome": "ok"}])
+STAGE = Stage("preempt", 30.0, 9.5, "ok", "", ["the node is gone"])
 
 
 class Wire:
@@ -83,19 +91,27 @@ def test_the_content_of_objects_is_not_recorded(made: Recording) -> None:
 
 def test_files_are_private_and_scrubbed(made: Recording) -> None:
     send(made, Wire(200, b'{"mail": "anna@lab.edu", "n": "lab-anna-412345"}'), "https://tpu.googleapis.com/v2")
-    made.stages.append(Stage("look", 0.0, detail="refused for anna@lab.edu"))
-    made.workers.append({"worker": 0, "ip": "34.1.2.3"})
-    assert made.save() == []
+    made.begin("tpu_api: plan")
+    made.note("near anna@lab.edu")
+    made.begin("tpu_api: up")
+    made.end("failed", "refused for anna@lab.edu at 34.1.2.3")
+    made.facts["cloud"] = "local"
+    assert made.save("\nno difference\n") == []
     assert {file.stat().st_mode & 0o777 for file in made.folder.iterdir()} == {0o600}
-    names = sorted(file.name for file in made.folder.iterdir())
-    assert names == ["README.md", "requests.jsonl", "stages.json", "workers.json"]
+    assert sorted(file.name for file in made.folder.iterdir()) == [README, REQUESTS]
     everything = "".join(file.read_text() for file in made.folder.iterdir())
     assert "anna@lab.edu" not in everything
     assert "lab-anna" not in everything
-    assert "person-1@example.com" in (made.folder / "README.md").read_text()
-    [line] = (made.folder / "requests.jsonl").read_text().splitlines()
-    assert json.loads(line)["answer"] == {"mail": "person-1@example.com", "n": "project-1"}
-    assert json.loads((made.folder / "workers.json").read_text())["workers"] == [{"worker": 0, "ip": "192.0.2.1"}]
+    told = (made.folder / README).read_text()
+    assert "| tpu_api: up | failed |" in told
+    assert "refused for person-1@example.com at 192.0.2.1" in told
+    assert told.endswith("no difference\n")
+    about, [line] = load(made.folder / REQUESTS)
+    assert line.answer == {"mail": "person-1@example.com", "n": "project-1"}
+    assert about["answers_by"] == "the emulated cloud, NOT Google"
+    assert [(stage["name"], stage["outcome"]) for stage in about["stages"]] == [
+        ("tpu_api: plan", "ok"), ("tpu_api: up", "failed"),
+    ]  # fmt: skip
 
 
 def test_a_file_that_still_holds_a_secret_is_deleted(made: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,21 +123,19 @@ def test_a_file_that_still_holds_a_secret_is_deleted(made: Recording, monkeypatc
 
     monkeypatch.setattr(made.stand_ins, "scrub", careless)
     [refused] = made.save()
-    assert refused == "stages.json was deleted: it still held what project-1 stands for"
-    assert sorted(file.name for file in made.folder.iterdir()) == ["README.md", "requests.jsonl", "workers.json"]
+    assert refused == f"{REQUESTS} was deleted: it still held what project-1 stands for"
+    assert [file.name for file in made.folder.iterdir()] == [README]
 
 
-def test_guest_attributes_have_the_time_when_they_were_first_seen() -> None:
-    def seen(began: float, *names: str) -> RequestLine:
-        items = [{"namespace": "hostkeys", "key": name, "value": "x"} for name in names]
-        answer = {"guestAttributes": [{"queryValue": {"items": items}}]}
-        values: Any = {**LINE.to_json(), "began": began, "status": 200, "answer": answer}
-        values |= {"method_id": "tpu.projects.locations.nodes.getGuestAttributes", "path": "v2/n:getGuestAttributes"}
+def test_of_equal_answers_in_a_row_the_first_and_the_last_are_kept() -> None:
+    def got(number: int, path: str, answer: Any, method: str = "GET") -> RequestLine:
+        values: Any = {**LINE.to_json(), "number": number, "path": path, "answer": answer, "method": method}
         return RequestLine.from_json(values)
 
-    found = guest_attributes([seen(1.0), seen(2.0, "ed25519"), seen(3.0, "rsa", "ed25519")])
-    assert [(fact["name"], fact["seen"]) for fact in found] == [("hostkeys/ed25519", 2.0), ("hostkeys/rsa", 3.0)]
-    assert found[0]["node"] == "v2/n"
+    polls = [got(n, "a", {"done": n > 4}) for n in range(7)]
+    others = [got(10, "b", 1), got(11, "b", 1), *(got(n, "b", 1, "DELETE") for n in (12, 13, 14))]
+    lines = [polls[0], others[0], *polls[1:], *others[1:]]
+    assert [line.number for line in without_repeats(lines)] == [0, 10, 4, 5, 6, 11, 12, 13, 14]
 
 
 def test_requests_are_recorded_only_inside_the_block_and_broken_ones_too(made: Recording) -> None:
