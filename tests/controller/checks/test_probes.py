@@ -263,7 +263,10 @@ TPU_API = ("tpu=v6e_8", "tpu.plane=tpu_api")
             ["tpu.zone=us-west4-a", "tpu.fallback_zones=[us-west4-b]", "tpu.capacity=flex_start"],
             "warning tpu.fallback_zones: Google names no flex_start of v5e in us-west4-b",
         ),
-        (["tpu=tpu7x_16", "tpu.capacity=flex_start"], "warning tpu.zone: Google names no flex_start of tpu7x in us-c"),
+        (
+            ["tpu=tpu7x_16", "tpu.zone=us-central1-ai1a", "tpu.capacity=flex_start"],
+            "warning tpu.zone: Google names no flex_start of tpu7x in us-central1-ai1a",
+        ),
         (
             ["tpu=v4_8", "tpu.capacity=flex_start"],
             "warning tpu.zone: Google names no flex_start of v4 in us-central2-b",
