@@ -42,7 +42,7 @@ PATIENCE = 600.0
 """Seconds at the field's pace for which an answer that was recorded is waited for."""
 LOOKS = 60
 """How often it is asked for meanwhile."""
-LOOKED_AT = 100
+LOOKED_AT = 400
 """Requests after a change among which those of the changed resource are sent once more at once."""
 PASSING = (403, 404, 409, 412)
 """Refusals that may pass, or come, at another time in the emulated cloud."""
@@ -206,7 +206,9 @@ class Replayer:
         self._judge(line, recorded, answer, emulated)
         if line.method_id == "storage.objects.insert" and not emulated.is_refusal:
             name = (line.body or {}).get("name") or line.query.get("name", "")
-            self._objects.add(f"{line.path.split('/b/')[1].split('/')[0]}/{name}")
+            self._objects.add(f"{_bucket(line)}/{name}")
+        elif line.method_id == "storage.objects.delete" and not recorded.is_refusal:
+            self._objects.discard(f"{_bucket(line)}/{unquote(line.path.partition('/o/')[2])}")
 
     def _look_at(self, change: RequestLine, following: Sequence[RequestLine]) -> None:
         """Look at once at what a change made of its resource: the state may have passed when the recording asks."""
@@ -266,7 +268,7 @@ class Replayer:
             self._learn(line.answer, answer)
             if isinstance(line.answer, dict) and isinstance(answer, dict):
                 self._learn_generation(line, answer)
-            if not any(self._objects_of_workers(line)):
+            if not any(self._objects_of_workers(line)) and not self._has_folder_of_workers(line):
                 self.report.add(*compare.compare_fields(method_id, line.answer, self._as_recorded(answer)))
 
     def _request(self, line: RequestLine) -> tuple[str, str, str, bytes | None, dict[str, str]]:
@@ -320,7 +322,7 @@ class Replayer:
         """Learn the generations of one object, or of those in a list."""
         if not line.method_id.startswith("storage.objects."):
             return
-        bucket = f"storage/v1/b/{line.path.split('/b/')[1].split('/')[0]}/o"
+        bucket = f"storage/v1/b/{_bucket(line)}/o"
         mine = {item.get("name"): item for item in answer.get("items", [answer])}
         for item in line.answer.get("items", [line.answer]):
             other, name = mine.get(item.get("name"), {}), item.get("name")
@@ -332,12 +334,18 @@ class Replayer:
         """Yield bucket and name of the objects of an answer that no recorded request has made."""
         if not line.method_id.startswith("storage.objects.") or line.status != 200:
             return
-        bucket = line.path.split("/b/")[1].split("/")[0]
+        bucket = _bucket(line)
         if line.method_id == "storage.objects.list":
             names = [item.get("name", "") for item in (line.answer or {}).get("items", [])]
         else:
             names = [unquote(line.path.partition("/o/")[2])]
         yield from ((bucket, name) for name in names if name and f"{bucket}/{name}" not in self._objects)
+
+    def _has_folder_of_workers(self, line: RequestLine) -> bool:
+        """Return whether a list names a folder of objects that no recorded request has made."""
+        folders = (line.answer or {}).get("prefixes", []) if line.method_id == "storage.objects.list" else []
+        known = [[name.startswith(f"{_bucket(line)}/{folder}") for name in self._objects] for folder in folders]
+        return not all(map(any, known))
 
     def _put_objects_of_workers(self, line: RequestLine) -> None:
         for bucket, name in list(self._objects_of_workers(line)):
@@ -354,6 +362,10 @@ class Replayer:
         for method_id, by_key in recorded.items():
             shown = list(self._shown[method_id].values())
             self.report.add(*compare.compare_order(method_id, list(by_key.values()), shown))
+
+
+def _bucket(line: RequestLine) -> str:
+    return line.path.split("/b/")[1].split("/")[0]
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:

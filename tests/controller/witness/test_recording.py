@@ -11,8 +11,11 @@ from typing import Any
 import httplib2
 import pytest
 
+from controller.core.errors import ConfigError
 from controller.core.json_documents import FormatError
 from controller.core.this_process import Clock
+from controller.run.options import RunOptions
+from controller.witness import drill
 from controller.witness.drill import TimeLimit, ended_in_order, shielded
 from controller.witness.recording import (
     README,
@@ -203,3 +206,16 @@ def test_the_clean_up_answers_one_ctrl_c_and_obeys_the_second() -> None:
     with pytest.raises(KeyboardInterrupt):
         clean_up()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_plane_without_the_tpu_is_left_out(home: Path) -> None:
+    def planes(*words: str, plane: str = "both") -> dict[str, str]:
+        found = drill.drill_options(RunOptions(overrides=("cloud=local", *words)), drill.Limits(), plane)
+        return {name: options.cloud_config().tpu.accelerator_type for name, options in found.items()}
+
+    assert planes() == {"tpu_api": "v5litepod-1", "compute_engine": "v6e-1"}
+    assert planes(plane="compute_engine") == {"compute_engine": "v6e-1"}
+    assert planes("tpu=v6e_4") == {"tpu_api": "v6e-4", "compute_engine": "v6e-4"}
+    assert planes("tpu=v4_8") == {"tpu_api": "v4-8"}
+    with pytest.raises(ConfigError, match="--plane compute_engine: has no v4-8"):
+        planes("tpu=v4_8", plane="compute_engine")

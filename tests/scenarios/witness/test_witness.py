@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from controller.cli import main
-from controller.core.errors import ConfigError
-from controller.run.options import RunOptions
 from controller.witness import drill, play
 from controller.witness.recording import REQUESTS, Recording, load
 from tests.controller.conftest import SlipwayCli
@@ -130,16 +128,3 @@ def test_it_refuses_to_cost_more_than_allowed_before_anything_is_made(slipway: S
     assert not Path("recorded").exists()
     code, _, err = witness(slipway, "--max-dollars", "0")
     assert (code, "--max-dollars and --minutes: must be above 0" in err) == (2, True)
-
-
-def test_a_plane_without_the_tpu_is_left_out(home: Path) -> None:
-    def planes(*words: str, plane: str = "both") -> dict[str, str]:
-        found = drill.drill_options(RunOptions(overrides=("cloud=local", *words)), drill.Limits(), plane)
-        return {name: options.cloud_config().tpu.accelerator_type for name, options in found.items()}
-
-    assert planes() == {"tpu_api": "v5litepod-1", "compute_engine": "v6e-1"}
-    assert planes(plane="compute_engine") == {"compute_engine": "v6e-1"}
-    assert planes("tpu=v6e_4") == {"tpu_api": "v6e-4", "compute_engine": "v6e-4"}
-    assert planes("tpu=v4_8") == {"tpu_api": "v4-8"}
-    with pytest.raises(ConfigError, match="--plane compute_engine: has no v4-8"):
-        planes("tpu=v4_8", plane="compute_engine")
