@@ -203,7 +203,8 @@ def _register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     from omegaconf import OmegaConf, __version__
 
     old = __version__.startswith("2.3.")  # whose register_resolver is another function
-    (OmegaConf.register_new_resolver if old else OmegaConf.register_resolver)(name, resolver, replace=True)
+    register: Any = OmegaConf.register_new_resolver if old else OmegaConf.register_resolver
+    register(name, resolver, replace=True)
 
 
 def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:

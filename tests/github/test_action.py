@@ -159,6 +159,18 @@ def test_every_lock_is_compared_with_known_vulnerabilities_each_night() -> None:
     )
 
 
+def test_the_newest_of_everything_is_tried_each_night_by_the_one_command() -> None:
+    nightly = WORKFLOWS["nightly"]
+    [night] = nightly[True]["schedule"]
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", night["cron"])
+    job = nightly["jobs"]["newest"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == ["python -m pip install -e '.[dev]'", "python -m tests.newest --blame"]
+    tested = WORKFLOWS["tests"]["jobs"]["linux"]["strategy"]["matrix"]["python"]
+    assert set(job["strategy"]["matrix"]["python"]) <= set(tested), "what fails at night passes by day"
+    assert not any("continue-on-error" in step for step in [job, *job["steps"]])
+
+
 def test_other_actions_are_pinned_and_get_no_credentials_and_no_expression_reaches_a_shell() -> None:
     """Values of a pull request, such as a branch's name, would be executed."""
     assert [step["run"] for step in STEPS if "${{" in step.get("run", "")] == []
