@@ -201,8 +201,9 @@ class GrpoLoop(Strict):
         gt=0, le=1, description="Share of max_new_tokens, at its end, over which the penalty grows from 0 to 1."
     )
     filter_overlong_solutions: bool = Field(
+        default=False,  # run.yaml of runs before 2026-11-28 says nothing
         description="Leave worked responses of more than max_new_tokens out of sft, dpo and the warm start, and count "
-        "them. false: one ends the run. None is cut."
+        "them. false: one ends the run. None is cut.",
     )
     rewards: dict[Annotated[str, AfterValidator(_known_reward)], float] = Field(
         min_length=1,
