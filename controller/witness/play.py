@@ -167,8 +167,8 @@ class Witness:
         self._is_googles = config.cloud.kind != "local"
         self._pace = getattr(config.cloud, "operation_seconds", FIELD_PACE)
         recording.facts |= {
-            "slipway": version(DISTRIBUTION), "cloud": config.cloud.kind, "pace": self._pace, "max_usd": self.limits.usd,
-            "max_minutes": self.limits.minutes, "pods": recording.facts.get("pods", {}),
+            "slipway": version(DISTRIBUTION), "cloud": config.cloud.kind, "pace": self._pace,
+            "max_usd": self.limits.usd, "max_minutes": self.limits.minutes, "pods": recording.facts.get("pods", {}),
         }  # fmt: skip
         with recording.recorded(context.google):
             self._begin("init")

@@ -12,10 +12,10 @@ import traceback
 import warnings
 from contextlib import suppress
 from functools import cache, partial
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 import jax
-import jaxlib
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
@@ -117,7 +117,7 @@ def check_xla_flags() -> None:
     with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
         said = pipe.read()
     if os.waitpid(child, 0)[1]:
-        raise LocalRunFileError(complaint(said, jaxlib.__version__))
+        raise LocalRunFileError(complaint(said, version("jaxlib")))
 
 
 def set_cpu_threads(pod: PodFacts) -> None:
