@@ -2,18 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-
-from packaging.requirements import InvalidRequirement, Requirement
 
 from conf.extension import ExtensionError, call_problem, load, wants_model
 from conf.schema.config import Config
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.loop_parts import ENVIRONMENTS, LOAD_ENVIRONMENT, VERIFIERS_QUESTIONS, PuzzleLoop
+from conf.schema.training.loop_parts import ENVIRONMENTS, VERIFIERS_QUESTIONS, PuzzleLoop
 from conf.schema.training.settings import BUILT_IN
-from conf.verifiers import KINDS, SPECIFIER, TASKSETS, VersionError, kind_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
@@ -32,11 +28,7 @@ from controller.plan.build import Plan
 from controller.resources.software import Venv
 
 LM_EVAL = re.compile(r"^lm[-_.]eval\b", re.MULTILINE | re.IGNORECASE)
-VERIFIERS = re.compile(r"^verifiers\b(?![-_.]).*", re.MULTILINE | re.IGNORECASE)
-SHIPPED_TASKSETS = ("harbor", "nemo_gym", "openenv", "textarena")
-"""Those of verifiers 0.4 itself."""
-UNKNOWN = ".".join(map(str, KINDS[TASKSETS][1]))
-"""The first version after those that Slipway knows."""
+VERIFIERS = re.compile(r"^verifiers\b", re.MULTILINE | re.IGNORECASE)
 KEYS = (
     *(
         "loop.rewards",
@@ -85,7 +77,7 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
                 of_class=use.kind == "environment",
             )
         except DefinitionError as error:
-            if _may_be_installed(use, config, files) or _may_be_taskset(use, files):
+            if _may_be_installed(use, config, files):
                 continue
             yield Issue(f"{use.kind} {use.reference}: {error}", use.key)
             continue
@@ -103,17 +95,6 @@ def _may_be_installed(use: Use, config: Config, files: Mapping[str, Path]) -> bo
     module = getattr(environment, "verifiers_module", None)
     is_own = f"{module}.py" in files or f"{module}/__init__.py" in files
     return use.kind == "environment" and module is not None and config.env.packages == "requirements" and not is_own
-
-
-def _may_be_taskset(use: Use, files: Mapping[str, Path]) -> bool:
-    """Return whether a module without load_environment may be a taskset of verifiers 0.4, which `__all__` names."""
-    module, _, name = use.reference.partition(":")
-    if use.kind != "environment" or name != LOAD_ENVIRONMENT:
-        return False
-    try:
-        return find_signature(f"{module}:__all__", files, installed=True) is None
-    except DefinitionError:
-        return find_spec("verifiers") is not None and module in SHIPPED_TASKSETS
 
 
 @check("evaluation", "error", "loop.evaluations.NAME")
@@ -159,16 +140,9 @@ def verifiers_environment_is_possible(config: Config) -> Iterator[Issue]:
     elif not is_used:
         yield Issue("data=verifiers needs an environment of verifiers; set verifiers:ENVIRONMENT_ID", key)
     emulated = config.env.packages == "image" and config.cloud.kind == "local"
-    if not emulated:
-        return
-    if find_spec("verifiers") is None:
+    if emulated and find_spec("verifiers") is None:
         why = "the emulated workers use this machine's packages, which lack verifiers"
         yield Issue(f"{why}: pip install 'slipway-tpu[verifiers]'", key)
-        return
-    try:
-        kind_of(version("verifiers"))
-    except VersionError as error:
-        yield Issue(str(error), key)
 
 
 @check("verifiers_package", "error", "loop.environment.name", of_plan=True)
@@ -181,30 +155,8 @@ def verifiers_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
     for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
         if venv.packages == "lock":
             yield Issue("the lock has no verifiers; set env.packages=requirements", "loop.environment.name")
-        elif venv.packages == "requirements" and venv.requirements and (told := _version_problem(venv.requirements)):
-            yield Issue(told, "loop.environment.name")
-
-
-def _version_problem(requirements: str) -> str | None:
-    """Return why these requirements may install no version of verifiers that Slipway knows; None if they do not."""
-    found = VERIFIERS.search(requirements)
-    if found is None:
-        return f"verifiers is not in env.requirements; add verifiers{SPECIFIER}"
-    line = found[0].partition("#")[0].partition(" --hash")[0].strip().removesuffix("\\")
-    try:
-        wanted = Requirement(line).specifier
-    except InvalidRequirement as error:
-        return f"{line} in env.requirements: {' '.join(str(error).split())}"
-    for specifier in wanted:
-        if specifier.operator in ("==", "==="):
-            try:
-                kind_of(specifier.version)
-            except VersionError as error:
-                return f"{line} in env.requirements: {error}"
-            return None
-    if wanted.contains(UNKNOWN):
-        return f"{line} in env.requirements may be a version that Slipway does not know; write verifiers{SPECIFIER}"
-    return None
+        elif venv.packages == "requirements" and venv.requirements and not VERIFIERS.search(venv.requirements):
+            yield Issue("verifiers is not in env.requirements; add verifiers>=0.1.14,<0.4", "loop.environment.name")
 
 
 @check("modules", "error", "code.modules")

@@ -18,59 +18,45 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from conf.environment import TOOLS, Messages
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
-from conf.verifiers import TASKSETS, VersionError, kind_of
-from trainer.environments import verifiers_tasks
-from trainer.environments.failure import FailureError
-from trainer.sandbox.box import why_not
 
 COLUMN = "verifiers"
 """Column of a question's row with the row of the environment's own data set, as JSON."""
+CLASSES = ("SingleTurnEnv", "MultiTurnEnv", "ToolEnv")
 
 CALL_BEGIN = "<tool_call>"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
+class FailureError(Exception):
+    """What an environment did that fails its episode. The arguments are cause, one of `pool.CAUSES`, and reason."""
+
+
 def check_installed(module: str) -> None:
-    """Raise RunFileError if the library or the environment's module is not installed, or the library unknown."""
-    key = "loop.environment.name"
+    """Raise RunFileError if the library or the environment's module is not installed."""
     if importlib.util.find_spec("verifiers") is None:
         told = "the package verifiers is not installed; name it in the file of env.requirements"
-        raise RunFileError(f"{key}: {told}, or pip install 'slipway-tpu[verifiers]' on this machine")
-    try:
-        has_tasksets = kind_of(version("verifiers")) == TASKSETS
-    except VersionError as error:
-        raise RunFileError(f"{key}: {error}") from None
-    if importlib.util.find_spec(module) is None and not (has_tasksets and verifiers_tasks.is_shipped(module)):
+        raise RunFileError(f"loop.environment.name: {told}, or pip install 'slipway-tpu[verifiers]' on this machine")
+    if importlib.util.find_spec(module) is None:
         told = f"there is no module {module}, neither installed nor in the folders of code.modules"
-        raise RunFileError(f"{key}: {told}")
-
-
-def check_box(settings: Environment) -> None:
-    """Raise RunFileError if programs of the environment need a box, and this machine has none."""
-    agents = [agent for agent in settings.options.values() if isinstance(agent, Mapping)]
-    has_other = any("runtime" in agent for agent in agents)
-    if kind_of(version("verifiers")) == TASKSETS and not has_other and (reason := why_not()):
-        choice = "or name another runtime of verifiers, such as options={agent: {runtime: {type: docker}}}"
-        raise RunFileError(f"loop.environment.sandbox: {reason}, {choice}")
+        raise RunFileError(f"loop.environment.name: {told}")
 
 
 def load_environment(module: str, options: Mapping[str, Any]) -> Any:
-    """Return the Environment of `module.load_environment(**options)`, or what plays a taskset as one.
+    """Return the Environment of `module.load_environment(**options)`.
 
     Raises RunFileError if it cannot be used. Any other exception is the environment's own.
     """
     check_installed(module)
-    if kind_of(version("verifiers")) == TASKSETS:
-        return verifiers_tasks.TasksetEnvironment(module, options)
     import verifiers as vf  # pyright: ignore[reportMissingImports]
 
     key = "loop.environment.name"
+    if not all(hasattr(vf, name) for name in CLASSES):
+        raise RunFileError(f"{key}: verifiers {vf.__version__} has no {', '.join(CLASSES)}; install verifiers<0.4")
     found = vf.load_environment(module, **options)
     for told in (signal.SIGINT, signal.SIGTERM):  # its handlers would end the process before the trainer does
         signal.signal(told, signal.SIG_IGN)
@@ -85,11 +71,7 @@ def load_episodes(settings: Environment) -> "Callable[[], VerifiersEpisode]":
     """Return a function that makes one episode; see `load_environment`."""
     assert settings.verifiers_module is not None
     environment = load_environment(settings.verifiers_module, settings.options)
-    loop = asyncio.new_event_loop()
-    if isinstance(environment, verifiers_tasks.TasksetEnvironment):
-        loop.run_until_complete(environment.start(settings.sandbox, settings.max_output_mib))
-        return partial(VerifiersEpisode, environment, lambda ask: ask, loop)
-    return partial(VerifiersEpisode, environment, _client_class(), loop)
+    return partial(VerifiersEpisode, environment, _client_class(), asyncio.new_event_loop())
 
 
 def _client_class() -> type:
@@ -121,7 +103,7 @@ def _client_class() -> type:
 class VerifiersEpisode:
     """One rollout; see `conf.environment.Environment`."""
 
-    def __init__(self, environment: Any, client: Callable[..., Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, environment: Any, client: type, loop: asyncio.AbstractEventLoop) -> None:
         self._environment, self._client, self._loop = environment, client(self._ask), loop
         self._task: asyncio.Task[Mapping[str, Any]] | None = None
         self._requests = asyncio.Queue[tuple[list[dict[str, Any]], list[dict[str, Any]]]]()

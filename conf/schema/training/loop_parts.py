@@ -84,25 +84,8 @@ ENVIRONMENTS: Mapping[str, str] = {
 """Environments that are shipped, by the name that a config gives them, and the class of each."""
 VERIFIERS = "verifiers:"
 """Before the id of an environment of the library `verifiers`: the module with its `load_environment`."""
-LOAD_ENVIRONMENT = "load_environment"
-"""What such a module defines, unless it is a taskset of verifiers 0.4."""
 VERIFIERS_QUESTIONS = "trainer.environments.verifiers_rows:questions"
 """The questions of such an environment: `data.source` of the group data=verifiers."""
-
-
-class Sandbox(Strict):
-    """The box in which programs of an environment of verifiers 0.4 run, on the pod's own CPUs."""
-
-    cpu_seconds: float = Field(gt=0, le=86400, description="CPU time of a program, with all that it starts.")
-    wall_seconds: float = Field(
-        gt=0, le=86400, description="Seconds of a program, of a harness: between two answers of the policy."
-    )
-    memory_gib: float = Field(gt=0, le=1024, description="Memory of all processes in the box, in GiB.")
-    disk_mib: float = Field(gt=0, le=2**20, description="Size of the box's files, in MiB.")
-    processes: int = Field(ge=4, le=4096, description="Processes in the box.")
-    network: list[str] = Field(
-        description="Hosts that HTTPS clients in the box may reach, such as pypi.org or *.pypi.org. []: none."
-    )
 
 
 class Environment(Strict):
@@ -112,9 +95,7 @@ class Environment(Strict):
         description="calculator, word_game, module:Class of your own, or verifiers:ENVIRONMENT_ID, with underscores, "
         "of the library verifiers. null: each response is a single turn."
     )
-    options: dict[str, Any] = Field(
-        description="Keyword arguments of the class or of load_environment, or the config of a taskset's environment."
-    )
+    options: dict[str, Any] = Field(description="Keyword arguments of the class, or of load_environment.")
     max_turns: int = Field(ge=1, le=1024, description="Maximum turns of the policy in an episode.")
     max_turn_tokens: int | None = Field(
         ge=1, description="Maximum tokens that the policy writes in a turn. null: loop.max_new_tokens."
@@ -126,13 +107,12 @@ class Environment(Strict):
         gt=0, le=1024, description="What one call prints, returns, or writes to a file at most, in MiB."
     )
     workers: int = Field(ge=1, le=256, description="Processes with environments, per worker.")
-    sandbox: Sandbox
 
     @property
     def reference(self) -> str | None:
         """The class, as `module:Class`, or the function that loads an environment of verifiers."""
         if self.verifiers_module is not None:
-            return f"{self.verifiers_module}:{LOAD_ENVIRONMENT}"
+            return f"{self.verifiers_module}:load_environment"
         return ENVIRONMENTS.get(self.name, self.name) if self.name is not None else None
 
     @property

@@ -141,11 +141,6 @@ def test_rules_of_ones_own_are_checks(folder: Path) -> None:
 
 QUESTIONS = ["data=verifiers", "model=tiny", "loop=grpo", "optimizer=adamw", "cloud=local"]
 GAME = ["loop.environment.name=verifiers:my_game"]
-UNKNOWN = "in env.requirements may be a version that Slipway does not know; write verifiers>=0.1.14,<0.5"
-OTHER = (
-    "Slipway does not know verifiers 0.5.1; install 0.1.14 to 0.3, whose environments have load_environment, or 0.4, "
-)
-OTHER += "whose environments are tasksets"
 
 
 def test_an_environment_of_verifiers_needs_its_data_and_the_library(
@@ -159,7 +154,6 @@ def test_an_environment_of_verifiers_needs_its_data_and_the_library(
     lacks = "verifiers: loop.environment.name: the emulated workers use this machine's packages, which lack verifiers: "
     assert on_image(*GAME) == [f"{lacks}pip install 'slipway-tpu[verifiers]'"]
     monkeypatch.setattr(input_extensions, "find_spec", lambda name: name)
-    monkeypatch.setattr(input_extensions, "version", lambda name: "0.3.1")
     assert on_image(*GAME, "loop.environment.options={rounds: 4}") == []
     (said,) = on_image(*GAME, "loop.environment.options={turns: 4}")
     assert "my_game:load_environment takes (rounds=" in said
@@ -176,15 +170,8 @@ def test_an_environment_of_verifiers_needs_its_data_and_the_library(
     ("packages", "text", "said"),
     [
         ("lock", "jax==0.10.0", ["the lock has no verifiers; set env.packages=requirements"]),
-        ("requirements", "my-verifiers==1", ["verifiers is not in env.requirements; add verifiers>=0.1.14,<0.5"]),
-        ("requirements", "verifiers-monitor==1", ["verifiers is not in env.requirements; add verifiers>=0.1.14,<0.5"]),
+        ("requirements", "my-verifiers==1", ["verifiers is not in env.requirements; add verifiers>=0.1.14,<0.4"]),
         ("requirements", "jax\nverifiers==0.3.1", []),
-        ("requirements", "jax\nverifiers[ta]==0.4.0  # with games", []),
-        ("requirements", "verifiers>=0.4,<0.5", []),
-        ("requirements", "verifiers", [f"verifiers {UNKNOWN}"]),
-        ("requirements", "verifiers>=0.4", [f"verifiers>=0.4 {UNKNOWN}"]),
-        ("requirements", "verifiers==0.5.1", [f"verifiers==0.5.1 in env.requirements: {OTHER}"]),
-        ("requirements", "verifiers=>1", ["verifiers=>1 in env.requirements: "]),
         ("image", "", []),
     ],
 )
@@ -196,21 +183,6 @@ def test_verifiers_is_among_the_packages(packages: str, text: str, said: list[st
     made = config(*QUESTIONS, *game, *own)
     plan = build_plan(made, "acme", folder.parent, CodeSnapshot(folder.parent, ("own.txt",)))
     found = [str(issue.message) for issue in input_extensions.verifiers_is_installed.function(plan, context())]
-    assert [line[: len(told)] for line, told in zip(found, said, strict=True)] == said
+    assert found == said
     if packages == "requirements":
         assert words(*QUESTIONS, *game, *own) == []
-
-
-def test_a_taskset_of_ones_own_has_no_function_and_an_unknown_version_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "my_tasks.py").write_text("__all__ = ['Mine']\nclass Mine: ...\n")
-    own = [*QUESTIONS, "loop.environment.name=verifiers:my_tasks", "env.packages=image"]
-    monkeypatch.setattr(input_extensions, "find_spec", lambda name: name)
-    monkeypatch.setattr(input_extensions, "version", lambda name: "0.4.0")
-    assert words(*own) == words(*own, "loop.environment.name=verifiers:textarena") == []
-    monkeypatch.setattr(input_extensions, "version", lambda name: "0.5.1")
-    assert words(*own) == [f"verifiers: loop.environment.name: {OTHER}"]
-    (folder / "my_tasks.py").write_text("class Mine: ...\n")
-    (said,) = [line for line in words(*own) if "extension" in line]
-    assert said.endswith("my_tasks.py defines no load_environment; it defines Mine")
