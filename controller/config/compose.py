@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import conf
-from controller.config.own_files import check_own_files, where_set
 from controller.config.refusals import explained, require_lone_functions, several_values
 from controller.config.texts import quote_numbers
 from controller.core.errors import ConfigError
@@ -50,6 +49,8 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
 
 def _placed(problem: ConfigProblem, overrides: Sequence[str], extra_dir: Path | None) -> ConfigProblem:
     """Return a problem with file and line, if a file of the user's sets the key."""
+    from controller.config.own_files import where_set
+
     return replace(problem, place=where_set(problem.key, extra_dir, overrides))
 
 
@@ -148,6 +149,8 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
     chosen = [normalize_override(word) for word in overrides if not _is_value_override(word)]
     wanted = [*map(quote_numbers, chosen), *search_path_override(extra_dir)]
     if extra_dir is not None:
+        from controller.config.own_files import check_own_files
+
         check_own_files(extra_dir, chosen, config_groups(extra_dir), config_groups())
     register_resolvers()
     with (

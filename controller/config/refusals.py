@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from controller.config.own_files import where_set, wrong_name
 from controller.core.errors import ConfigError
 
 MOST_SHOWN = 20
@@ -129,6 +128,7 @@ def _first_line(error: BaseException) -> str:
 def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, Sequence[str]]) -> str:
     """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
     from conf.schema.config import find_keys
+    from controller.config.own_files import wrong_name
 
     key, equals, value = override.lstrip("+~").partition("=")
     group, at, _ = key.partition("@")
@@ -163,6 +163,7 @@ def _shown(file: Path, extra_dir: Path | None) -> str:
 def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Return the message of Hydra or OmegaConf, with the key that it is about and the file that sets it."""
     from conf.schema.base import successors
+    from controller.config.own_files import where_set
 
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
+from conf.strict_json import dumps
 from controller import emulator
 from controller.core.errors import CloudError
 from controller.emulator import Emulator
@@ -142,7 +143,7 @@ class Replayer:
         self._lines, self._cloud = sorted(lines, key=lambda line: (line.moment, line.number)), cloud
         self._step = (PATIENCE * pace / FIELD_PACE + 1) / LOOKS
         self._values = {PROJECT: cloud.project, NUMBER: cloud.number, REMOVED: NO_SCRIPT}
-        self._sent = "\n".join(unquote(line.path) + json.dumps([line.query, line.body]) for line in lines)
+        self._sent = "\n".join(unquote(line.path) + dumps([line.query, line.body]) for line in lines)
         """All that the recording sends; only what is in it is learned."""
         self._generations: dict[tuple[str, str], str] = {}
         self._objects = set[str]()
@@ -180,7 +181,7 @@ class Replayer:
         services = (first.answer or {}).get("services", []) if first and first.status == 200 else []
         names = [one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"]
         if names:
-            body = json.dumps({"serviceIds": names[:20]}).encode()
+            body = dumps({"serviceIds": names[:20]}).encode()
             path = f"v1/projects/{self._cloud.project}/services:batchEnable"
             self._cloud.send("serviceusage", "POST", path, body, {"Content-Type": "application/json"})
             self._cloud.move_on(LOOKS * self._step)
@@ -284,13 +285,13 @@ class Replayer:
         elif line.is_wait:  # time is held while a request is under way
             method, path = "GET", path.removesuffix("/wait")
         elif line.body is not None:
-            body, headers = json.dumps(self._mapped(line.body)).encode(), {"Content-Type": "application/json"}
+            body, headers = dumps(self._mapped(line.body)).encode(), {"Content-Type": "application/json"}
         path = "/".join(quote(self._mapped(unquote(part)), safe=":@$") for part in path.split("/"))
         return api, method, path + (f"?{urlencode(query)}" if query else ""), body, headers
 
     def _mapped(self, value: Any) -> Any:
         """Return a value with everything that the emulated cloud calls otherwise."""
-        for found in KEY.finditer(json.dumps(value)):
+        for found in KEY.finditer(dumps(value)):
             self._values.setdefault(found[0], _public_key(int(found[1])))
         return _renamed(value, self._values)
 
@@ -388,7 +389,7 @@ def _upload_body(metadata: Any, size: int) -> tuple[bytes, str]:
     content = b"0" * max(1, min(size, 1 << 20))
     if not metadata:
         return content, "application/octet-stream"
-    parts = (("application/json", json.dumps(metadata).encode()), ("application/octet-stream", content))
+    parts = (("application/json", dumps(metadata).encode()), ("application/octet-stream", content))
     body = b"".join(f"--{BOUNDARY}\r\nContent-Type: {kind}\r\n\r\n".encode() + part + b"\r\n" for kind, part in parts)
     return body + f"--{BOUNDARY}--".encode(), f"multipart/related; boundary={BOUNDARY}"
 

@@ -66,7 +66,8 @@ done
 
 def disk_type(generation: str) -> str:
     """Return the disk type for a generation (https://cloud.google.com/tpu/docs/attach-durable-block-storage)."""
-    return tpu_type_table()["generations"][generation]["disk_type"]
+    table = tpu_type_table()  # which lacks the CPU and the GPU of cloud=here
+    return table["generations"].get(generation, table["generation_defaults"])["disk_type"]
 
 
 def mount_part(gigabytes: int) -> str:

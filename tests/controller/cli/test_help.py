@@ -134,7 +134,7 @@ def test_a_failed_build_says_why_and_what_is_missing_is_named(tmp_path: Path, mo
     with pytest.raises(ConfigError, match="could not be built:\nWARNING - a page is missing"):
         help_page.build_site(tmp_path)
     monkeypatch.setattr(help_page.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'slipway\[docs\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'slipway-tpu\[docs\]'"):
         help_page.build_site(tmp_path)
     monkeypatch.setattr(help_page, "SOURCE", tmp_path)
     with pytest.raises(ConfigError, match="installed without it"):

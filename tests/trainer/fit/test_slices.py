@@ -77,7 +77,7 @@ def test_what_has_no_forecast_is_one_line_after_the_others(experiment):
 
 def test_a_slice_without_a_list_price_has_hours(experiment, monkeypatch):
     monkeypatch.setitem(slices.FACTORS, "tpu7x", 2.0)
-    (row,) = compared(experiment, "tpu7x-8")
+    (row,) = slices.compare(experiment, ["tpu7x-8"], measure, None, spot=True)
     assert row.forecast is not None
     assert row.forecast.usd is None
     assert slices.table([row])[1].split()[-4:] == ["unknown", "no", "list", "price"]
@@ -199,7 +199,7 @@ def test_a_zone_without_a_price_gives_way_to_the_cheapest():
     slice_ = find_topology("v6e-8")
     assert slices.find_price(slice_, "europe-west1-b", spot=False)[1] == pytest.approx(8 * 2.7)
     assert slices.find_price(slice_, "us-east5-a", spot=True) == ("us-east5-a", pytest.approx(8 * 1.215))
-    assert slices.find_price(find_topology("tpu7x-8"), None, spot=False) == (None, None)
+    assert slices.find_price(find_topology("tpu7x-8"), None, spot=True) == (None, None)
 
 
 def test_what_cannot_be_told_has_a_reason(lm_run, grpo_run):
