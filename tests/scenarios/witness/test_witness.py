@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from controller.cli import main
+from controller.run.options import RunOptions
 from controller.witness import drill, play
 from controller.witness.recording import REQUESTS, Recording, load
 from tests.controller.conftest import SlipwayCli
@@ -103,7 +104,9 @@ def test_a_stage_that_google_refuses_for_good_is_recorded_and_the_rest_deleted(s
 
 def test_nothing_is_made_where_something_would_be_lost(slipway: SlipwayCli) -> None:
     slipway.cloud()
-    cloud, bucket = EmulatedCloud(slipway.home / "localcloud"), "slipway-local-slipway-us-central1-witness"
+    options = drill.drill_options(RunOptions(overrides=("cloud=local",)), drill.Limits(), "tpu_api")["tpu_api"]
+    bucket = f"slipway-local-slipway-{options.cloud_config().region}-witness"
+    cloud = EmulatedCloud(slipway.home / "localcloud")
     cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": "US"})
     assert cloud.send("POST", f"upload/storage/v1/b/{bucket}/o?uploadType=media&name=precious", b"x")[0] == 200
     code, _, err = witness(slipway, *AT_ONCE)
