@@ -90,6 +90,14 @@ def _known_flags() -> list[str]:
     return [flag for flag in XLA_FLAGS if unknown is None or flag not in unknown[1].split()]
 
 
+@pytest.hookimpl(trylast=True)  # after the letter of the test
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failure when it happens: a run that is cut off has said what failed until then."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        reason = report.longreprtext.strip().rpartition("\n")[2]
+        print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s): {reason}", flush=True)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     planes.parametrize(metafunc)
 
