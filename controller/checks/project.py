@@ -4,6 +4,7 @@ You have permission to use the project, and it has billing and quota.
 """
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
@@ -21,6 +22,7 @@ from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceD
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
 from controller.inputs.git import strip_password
+from controller.inputs.own_program import quote_words, shell_line
 from controller.inputs.resolved_assets import path_exists
 from controller.plan.build import Plan
 from controller.plan.project_steps import bastion_name
@@ -54,6 +56,8 @@ def command_is_given(config: Config) -> Iterator[Issue]:
     """Without a command there is nothing to run."""
     if config.program.kind == "command" and not config.program.command:
         yield Issue("is empty; set it, e.g. 'program.command=[python, train.py]'")
+    elif config.program.kind == "command" and (meant := shell_line(config.program.command)):
+        yield Issue(f"{meant[0]}; use program.command={quote_words(shlex.split(meant[1]))}")
 
 
 @check("caution", "warning", "program.caution")

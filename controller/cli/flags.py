@@ -52,8 +52,19 @@ def _flag(name: str, words: str, values: str = "", **more: Any) -> Flag:
 
 YES = _flag("--yes", "skip confirmation prompts", action="store_true")
 SWEEP_FLAG = _flag("-m --multirun", "act on a sweep: all combinations of a=1,2 b=range(0,3) …", action="store_true")
-RUN = _flag("--run", "act on the recorded run with this ID", "run", metavar="ID")
-REPEAT = _flag("--run", "repeat or resume the recorded run with this ID, with its own code", "run", metavar="ID")
+NAMED = _flag(
+    "named",
+    "ID of a run, or a NAME: its latest run (default: the last run of this folder)",
+    "run",
+    nargs="?",
+    metavar="RUN",
+)
+RUN = (NAMED, _flag("--run", "the same as RUN", "run", metavar="RUN"))
+"""How a verb takes its run; `name_runs` makes one of both."""
+REPEAT = (
+    _flag("named", "the same as --run", nargs="?", metavar="RUN"),
+    _flag("--run", "repeat or resume this recorded run, with its own code", "run", metavar="RUN"),
+)
 TRUST = _flag("--trust", "with --run: execute another machine's record unasked", action="store_true")
 DRIVING = (
     YES, _flag("--detach", "return once the program has started", action="store_true"),
@@ -70,14 +81,16 @@ SORT = _flag("--sort", "sort key, such as metrics.accuracy_after; largest last",
 LAST = _flag("--last", "keep only the last N runs", "number", type=int, metavar="N")
 REFRESH = _flag("--refresh", "also read the bucket, for runs from other machines", action="store_true")
 RUN_SELECTION = (
-    _flag("runs", "run IDs (default: the last sweep or run)", "run", nargs="*", metavar="RUN"),
+    _flag("runs", "IDs of runs, or NAMEs: their latest runs (default: the last sweep or run)", "run", nargs="*",
+          metavar="RUN"),
+    _flag("--run", "the same as RUN", "run", action="append", default=[], metavar="RUN"),
     _flag("--sweep", "all runs of the sweep with this ID or name", "sweep", default="", metavar="ID"),
     WHERE, SORT, LAST, REFRESH,
 )  # fmt: skip
 """Flags that select runs."""
 
 CHECKPOINT = (
-    _flag("run", "run ID (default: the last run)", "run", nargs="?", metavar="RUN"),
+    *RUN,
     _flag("--best", "the best checkpoint, by checkpoint.best (default: the latest)", action="store_true"),
     _flag("--step", "the checkpoint of step N", "number", type=int, metavar="N"),
     _flag("--tokenizer", "tokenizer.json, if the run's folder has none", "file", metavar="FILE"),
@@ -113,7 +126,7 @@ VERBS: dict[str, Verb] = {
         "apply the plan, launch the program and follow it (the default)", "run", "recovery.md",
         (QUICKSTART, f"{FLAGSHIP} tpu.zone=us-west4-a optimizer.lr=1e-6",
          f"-m {QUICKSTART} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
-        (SWEEP_FLAG, REPEAT, TRUST, *DRIVING, PLAN),
+        (SWEEP_FLAG, *REPEAT, TRUST, *DRIVING, PLAN),
     ),
     "run": Verb(
         "run any program, without a config: ships this repository and starts it on every worker", "run",
@@ -126,7 +139,7 @@ VERBS: dict[str, Verb] = {
         "preview changes, cost and config errors; changes nothing", "run", "checks.md",
         (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}",
          f"plan --permissions {QUICKSTART}"),
-        (SWEEP_FLAG, REPEAT, TRUST, *PROGRAM, PLAN,
+        (SWEEP_FLAG, *REPEAT, TRUST, *PROGRAM, PLAN,
          _flag("--save", "write the config to plans/<run id>.yaml", action="store_true"),
          _flag("--permissions", "print the permissions that up, follow and down use of you", action="store_true")),
     ),
@@ -145,7 +158,7 @@ VERBS: dict[str, Verb] = {
         "show the pod, the run and its workers, the runs of a sweep, or all pods", "look", "recovery.md",
         ("status", "status --all cloud=gcp", f"status {QUICKSTART}", f"status -m {QUICKSTART} run.seed=0,1,2",
          "status --sweep quickstart-5f0c --follow"),
-        (SWEEP_FLAG, RUN, _flag("--sweep", "show the runs of this sweep known to this machine", "sweep", metavar="ID"),
+        (SWEEP_FLAG, *RUN, _flag("--sweep", "show the runs of this sweep known to this machine", "sweep", metavar="ID"),
          _flag("--follow", "with --sweep: update until the sweep ends", action="store_true"),
          _flag("--all", "show every pod of the project, with the run on it", action="store_true")),
     ),
@@ -184,31 +197,33 @@ VERBS: dict[str, Verb] = {
     ),
     "logs": Verb(
         "print the program's output", "look", "recovery.md",
-        ("logs", "logs --worker all --follow", "logs --worker 0,2 --attempt 1", f"logs --worker 3 --follow {FLAGSHIP}"),
-        (RUN, _flag("--worker", "worker numbers such as 3 or 0,2, or all (default: 0)", default="0", metavar="N|all"),
+        ("logs", "logs quickstart -f --tail 20", "logs --worker all --follow", "logs --worker 0,2 --attempt 1",
+         f"logs --worker 3 --follow {FLAGSHIP}"),
+        (*RUN, _flag("--worker", "worker numbers such as 3 or 0,2, or all (default: 0)", default="0", metavar="N|all"),
          _flag("--attempt", "attempt number (default: the latest)", "number", type=int, metavar="N"),
-         _flag("--follow", "keep printing until the program ends", action="store_true")),
+         _flag("-f --follow", "keep printing until the program ends", action="store_true"),
+         _flag("-n --tail", "begin with the last N lines", "number", type=int, metavar="N")),
     ),
     "get": Verb(
         "download results, checkpoints and logs of a run", "look", "cli.md",
         ("get", "get quickstart-f9ce2387 checkpoints --to ./results", "get quickstart-f9ce2387 --list"),
-        (_flag("run", "run ID (default: the last run)", "run", nargs="?", metavar="RUN"),
+        (*RUN,
          _flag("path", "file or folder of the run, such as logs (default: everything)", nargs="?", metavar="PATH"),
          _flag("--to", "folder to download to (default: ./RUN)", "file", metavar="FOLDER"),
          _flag("--list", "only list what there is", action="store_true")),
     ),
-    "ssh": Verb("open a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (RUN, WORKER)),
+    "ssh": Verb("open a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (*RUN, WORKER)),
     "exec": Verb(
         "run a command on one worker or all", "look", "access.md",
         ("exec --worker all -- free -g", "exec --worker 0 -- python -c 'print(1)'"),
-        (RUN, _flag("--worker", "worker number, or all (default: all)", default="all", metavar="N|all")),
+        (*RUN, _flag("--worker", "worker number, or all (default: all)", default="all", metavar="N|all")),
     ),
     "forward": Verb(
         "forward a local port to a worker", "look", "access.md", ("forward 8888", "forward 6006:6007"),
-        (RUN, WORKER, _flag("port", "local port, and the worker's port if different", metavar="PORT[:REMOTE]")),
+        (*RUN, WORKER, _flag("port", "local port, and the worker's port if different", metavar="PORT[:REMOTE]")),
     ),
     "verify": Verb(
-        "compare code, packages, config, data, chips, network of workers", "look", "access.md", ("verify",), (RUN,),
+        "compare code, packages, config, data, chips, network of workers", "look", "access.md", ("verify",), RUN,
     ),
     "export": Verb(
         "export a run's weights for transformers, vLLM or another run", "use", "use-weights.md",
@@ -234,12 +249,12 @@ VERBS: dict[str, Verb] = {
          _flag("--raw", "continue the prompts as they are, without the run's wording", action="store_true"),
          *SAMPLING),
     ),
-    "cancel": Verb("end the run; keep the pod", "end", "recovery.md", ("cancel",), (RUN, YES)),
-    "stop": Verb("stop a single-VM pod; the next up starts it", "end", "capacity.md", ("stop",), (RUN, YES)),
+    "cancel": Verb("end the run; keep the pod", "end", "recovery.md", ("cancel",), (*RUN, YES)),
+    "stop": Verb("stop a single-VM pod; the next up starts it", "end", "capacity.md", ("stop",), (*RUN, YES)),
     "down": Verb(
         "delete the pod; --all: also the network, the bucket and the rest", "end", "what-is-created.md",
         (f"down {FLAGSHIP}", f"down -m {QUICKSTART} run.seed=0,1,2", f"down --all {FLAGSHIP}"),
-        (SWEEP_FLAG, RUN, YES,
+        (SWEEP_FLAG, *RUN, YES,
          _flag("--all", "also delete the network, the bucket and the service account", action="store_true")),
     ),
     "orphans": Verb(
@@ -294,9 +309,9 @@ VERBS: dict[str, Verb] = {
 MODULES = {
     "up": ("plan", "fit", "up", "run", "rehearse", "witness"), "status": ("status",),
     "runs": ("runs",), "billed": ("orphans",), "grants": ("capacity",), "reports": ("report", "tensorboard"),
-    "on_workers": ("exec", "ssh", "forward", "logs", "verify"), "results": ("get", "export", "chat", "generate"),
-    "down": ("cancel", "stop", "down"), "clouds": ("init", "localcloud"),
-    "doctor": ("doctor",),
+    "on_workers": ("exec", "ssh", "forward", "verify"), "logs": ("logs",), "doctor": ("doctor",),
+    "results": ("get", "export", "chat", "generate"), "down": ("cancel", "stop", "down"),
+    "clouds": ("init", "localcloud"),
 }  # fmt: skip
 """Modules of `controller/cli/verbs/`, with the verbs that each implements as `run_VERB`."""
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, VERBS, module_of, parser
+from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, REPEAT, VERBS, flags, module_of, parser
 from controller.config.compose import OVERRIDE, config_groups
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.text import sanitized_output, width_of, wrap
@@ -72,7 +72,7 @@ def parse(argv: Sequence[str]) -> Command:
     if HELP_FLAGS & set(arguments):
         topic = resolve_verb(verb) if verb else None
         return Command("help", Namespace(topic=topic, json="--json" in arguments, web=False), ())
-    verb = resolve_verb(verb or "up")
+    verb = resolve_verb(verb or "up", argv)
     if rest and verb not in REMAINDER_VERBS:
         hint = "`slipway run` runs a program" if verb == "up" else f"only {', '.join(REMAINDER_VERBS)} do"
         raise ConfigError(f"{verb}: takes no command after --; {hint}")
@@ -81,12 +81,16 @@ def parse(argv: Sequence[str]) -> Command:
     _raise_if_experiment(verb, arguments)
     if verb == "run" and not rest:
         _raise_if_program(arguments)
+    if arguments or any(word.endswith("=") for word in overrides):
+        from controller.cli.words import raise_if_mistyped
+
+        raise_if_mistyped(verb, argv[1:] if argv[0] == verb else argv, flags(verb))
     return Command(verb, parser(verb).parse_args(arguments), overrides, rest)
 
 
 def _raise_if_experiment(verb: str, arguments: Sequence[str]) -> None:
     """Raise ConfigError for `plan quickstart`: a word that no flag of the verb takes, but that names an experiment."""
-    takes_words = any(not flag.names[0].startswith("-") for flag in VERBS[verb].flags)
+    takes_words = any(not flag.names[0].startswith("-") and flag != REPEAT[0] for flag in VERBS[verb].flags)
     word = arguments[0] if arguments else ""
     if VERBS[verb].config and not takes_words and word in config_groups(Path.cwd() / "slipway")["experiment"]:
         raise ConfigError(f"{verb}: does not take {word!r}; did you mean +experiment={word}?")
@@ -100,25 +104,28 @@ def _raise_if_program(arguments: Sequence[str]) -> None:
             raise ConfigError(f"run: the program goes after --: slipway run -- {shlex.join(arguments[at:])}")
 
 
-def resolve_verb(verb: str) -> str:
+def resolve_verb(verb: str, argv: Sequence[str] = ()) -> str:
     """Return the verb, or raise ConfigError if there is no such verb."""
     if verb in VERBS:
         return verb
-    import difflib
+    from controller.cli.words import unknown_verb
 
-    near = difflib.get_close_matches(verb, VERBS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    if verb in config_groups(Path.cwd() / "slipway")["experiment"]:
-        hint = f"did you mean +experiment={verb}? "
-    if verb.startswith("python") or "." in verb:
-        hint = f"did you mean `slipway run -- {verb} …`? "
-    raise ConfigError(f"unknown verb {verb!r}; {hint}verbs: {', '.join(VERBS)} (config overrides are key=value)")
+    raise unknown_verb(verb, [*VERBS], argv)
 
 
 def _is_override(word: str, before: str) -> bool:
     """Return whether a word is an override, `key=value` or `~key`; not so after --where and --baseline."""
     looks = not word.startswith("-") and OVERRIDE.match(word) is not None and ("=" in word or word[0] == "~")
     return looks and before not in ("--where", "--baseline")
+
+
+def with_runs(command: Command) -> Command:
+    """Replace names of runs in the flags by ids. Raises ConfigError for a name that this machine does not know."""
+    if vars(command.flags).keys() & {"named", "runs", "diff"}:
+        from controller.cli.words import name_runs
+
+        name_runs(command.flags, lambda: command.options.state_dir)
+    return command
 
 
 def with_program(command: Command) -> Command:
@@ -165,7 +172,7 @@ def with_recalled(command: Command) -> Command:
             return command
         raise ConfigError(
             f"no run was started from this folder; give {command.verb} its overrides, +experiment=NAME key=value …, or "
-            f"name a run: {_naming(command.verb)} (`slipway runs` lists them)"
+            f"name a run: {command.verb} RUN (`slipway runs` lists them)"
         )
     words = shlex.join([*(["--run", last.run] if last.run else []), *last.overrides])
     if last.sweep and command.verb in index.RUN_VERBS:
@@ -174,12 +181,6 @@ def with_recalled(command: Command) -> Command:
     if last.run and command.verb in index.RUN_VERBS:
         command.flags.run = last.run
     return replace(command, overrides=last.overrides)
-
-
-def _naming(verb: str) -> str:
-    """Return how the verb takes the id of a run."""
-    positional = any(flag.names == ("run",) for flag in VERBS[verb].flags)
-    return f"{verb} ID" if positional else f"{verb} --run ID"
 
 
 def _with_recalled_sweep(command: Command, last: index.LastCommand) -> Command:
@@ -193,7 +194,7 @@ def _with_recalled_sweep(command: Command, last: index.LastCommand) -> Command:
         return replace(command, overrides=last.overrides)
     pods = f"`slipway down -m {words}` deletes its pods, " if command.verb == "down" else ""
     raise ConfigError(
-        f"the last command of this folder was the sweep {last.sweep}; {pods}{_naming(command.verb)} means one of "
+        f"the last command of this folder was the sweep {last.sweep}; {pods}{command.verb} RUN means one of "
         f"its runs, and `slipway status --sweep {last.sweep}` lists them"
     )
 
@@ -202,7 +203,7 @@ def _with_recalled_sweep(command: Command, last: index.LastCommand) -> Command:
 def run(argv: Sequence[str]) -> int:
     """Parse and run a command line; returns the exit code. Expected errors go to stderr without a traceback."""
     try:
-        command = with_recalled(with_program(parse(argv)))
+        command = with_recalled(with_program(with_runs(parse(argv))))
         of_sweep = getattr(command.flags, "multirun", False)
         if of_sweep and command.options.run_id:
             raise ConfigError("-m acts on a sweep and --run on one run: give one of them")

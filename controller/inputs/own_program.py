@@ -3,7 +3,11 @@
 The same words in the same folder give the same overrides, so they mean the same run.
 """
 
+import importlib.util
 import re
+import shlex
+import shutil
+import sys
 import tomllib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -22,11 +26,25 @@ VALUED_OPTIONS = ("-X", "-W")
 """Options of an interpreter that take the next word."""
 SCRIPT_SUFFIXES = (".py", ".sh", ".bash", ".pl", ".jl")
 PACKAGE_KEYS = frozenset({"env.packages", "env.requirements", "program.setup"})
+PATH_KEYS = frozenset({"env.vars.PYTHONPATH", "env.vars.PATH", "experiment"})
+"""Keys that may let a worker find what this machine does not."""
 SLICE_KEYS = frozenset({"tpu", "tpu.accelerator_type"})
 HERE_CLOUDS = ("local", "here")
 """Clouds on this machine: their workers use its packages, without a download."""
 PLAIN_WORD = re.compile(r"-{0,2}[A-Za-z][\w./-]*", re.ASCII)
 """A word that Hydra's grammar takes for a text."""
+SHELL_OPERATORS = frozenset(["&&", "||", "|", ";", "&", ">", ">>", "<", "<<", "<<<", "2>", "2>>", "2>&1", "&>", "|&"])
+SHELL_WORDS = SHELL_OPERATORS | {
+    *(".", "alias", "case", "cd", "do", "done", "elif", "else", "eval", "exec", "export", "fi", "for", "function"),
+    *("if", "local", "popd", "pushd", "read", "set", "shift", "shopt", "source", "then", "trap", "ulimit", "umask"),
+    *("unset", "until", "wait", "while"),
+}
+"""What a shell does itself; there is no such program. Builtins that are programs too, as `test`, are not among them."""
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+ON_WORKERS = frozenset(
+    ["env", "nohup", "nice", "ionice", "stdbuf", "timeout", "time", "taskset", "numactl", "setsid", "xargs", "sudo"]
+) | {"make", "gcloud", "gsutil", "docker", "uv", "uvx", "git", "curl", "nproc", "lscpu", "free"}
+"""Programs that a TPU VM's image has, or Slipway puts there, whether this machine has them or not."""
 DEFAULT_ZONE = "us-central1-a"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MAX_NAME_LENGTH = 42
@@ -59,7 +77,7 @@ class OwnProgram:
             ConfigError: the program is not in the folder or would not be shipped, or the slice does not exist.
         """
         keys = {_key(word) for word in given}
-        self._require_program()
+        self._require_program(own_packages=not keys & (PACKAGE_KEYS | PATH_KEYS))
         words = ["program=command", f"program.command={quote_words(self._started_in_folder())}"]
         if name := self.name or ("" if "run.name" in keys else program_name(self.argv)):
             words.append(f"run.name={name}")
@@ -114,10 +132,19 @@ class OwnProgram:
             words = [word for word in words if not word.startswith("tpu.zone=")]
         return [*words, *([f"tpu.zone={self.zone}"] if self.zone else [])]
 
-    def _require_program(self) -> None:
-        """Raise ConfigError unless the script that the words name is a file that will be shipped."""
+    def _require_program(self, *, own_packages: bool) -> None:
+        """Raise ConfigError unless the script that the words name is a file that will be shipped.
+
+        own_packages: whether nothing but Slipway's packages and what the repository names is installed.
+        """
+        if not self.argv[0].strip():
+            raise ConfigError("the program's name is empty; use: slipway run -- python train.py")
+        if meant := shell_line(self.argv):
+            raise ConfigError(f"{meant[0]}; use: slipway run -- {meant[1]}")
         script = _script(self.argv)
         if script is None:
+            if own_packages and not self.packages():
+                self._require_installed()
             return
         path = self.folder / script
         if Path(script).is_absolute():
@@ -132,6 +159,51 @@ class OwnProgram:
             raise ConfigError(f"{script}: there is no such file in {self.folder}; there are {near or 'no programs'}")
         if run_git(["check-ignore", "--quiet", script], self.folder).returncode == 0:
             raise ConfigError(f"{script}: is ignored by git, so the workers would not get it; see .gitignore")
+
+    def _require_installed(self) -> None:
+        """Raise ConfigError for a program or module that the folder and this machine lack: nothing installs it."""
+        first, cure = self.argv[0], "name the packages that have it with env.requirements=FILE"
+        if not INTERPRETERS.match(Path(first).name):
+            beside = Path(sys.executable).parent / first
+            if "/" not in first and first not in ON_WORKERS and not beside.exists() and not shutil.which(first):
+                raise ConfigError(
+                    f"{first}: there is no such program on this machine or among Slipway's packages; {cure}, or its "
+                    f"path on the workers, such as /usr/bin/{first}"
+                )
+            return
+        module = _after(self.argv, "-m")
+        if module is None or not re.fullmatch(r"\w+(\.\w+)*", module):
+            return
+        top, *inner = module.split(".")
+        if not (self.folder / top).is_dir():
+            if not (self.folder / f"{top}.py").is_file() and importlib.util.find_spec(top) is None:
+                raise ConfigError(f"-m {module}: {self.folder} has no {top}, nor have Slipway's packages; {cure}")
+            return
+        target = self.folder.joinpath(top, *inner)
+        file = target / "__main__.py" if target.is_dir() else target.with_suffix(".py")
+        if not file.is_file():
+            raise ConfigError(f"-m {module}: there is no {file.relative_to(self.folder)} in {self.folder}")
+
+
+def shell_line(argv: Sequence[str]) -> tuple[str, str] | None:
+    """Return why words are a line for a shell, and what to write after `--`; None if they start a program."""
+    first = argv[0]
+    if len(argv) == 1 and len(first.split()) > 1:
+        try:
+            words = shlex.split(first)
+        except ValueError:
+            words = []
+        plain = words and not shell_line(words) and not set(first) & set("$`*?~\n")
+        return f"{first!r} is one word, and no program's name", shlex.join(words if plain else ["bash", "-c", first])
+    line = " ".join(word if word in SHELL_WORDS or word == first else shlex.quote(word) for word in argv)
+    if len(first.split()) > 1:
+        return f"{first!r} is no program's name", shlex.join(["bash", "-c", line])
+    if ASSIGNMENT.match(first):
+        return f"{first} is no program; `env` sets variables", shlex.join(["env", *argv])
+    of_shell = [first] if first in SHELL_WORDS else [word for word in argv[:-1] if word in SHELL_OPERATORS]
+    if of_shell:  # the last word may be the `;` of find
+        return f"{of_shell[0]} is for a shell, and no shell reads these words", shlex.join(["bash", "-c", line])
+    return None
 
 
 def quote_words(words: Sequence[str]) -> str:

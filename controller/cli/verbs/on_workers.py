@@ -1,4 +1,4 @@
-"""On the workers: `slipway exec`, `ssh`, `forward`, `logs`; and `verify`, a matrix of what must be the same on all."""
+"""On the workers: `slipway exec`, `ssh`, `forward`; and `verify`, a matrix of what must be the same on all."""
 
 import codecs
 import hashlib
@@ -6,9 +6,8 @@ import shlex
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TextIO
 
 from conf.strict_json import dumps
@@ -16,21 +15,18 @@ from controller.agent.protocol import (
     FINGERPRINT_DATA,
     OBSERVE,
     PROBE_PEERS,
-    WATCH,
     Fingerprints,
     Observation,
     ObserveRequest,
-    WatchRequest,
 )
 from controller.cli.main import Command
 from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
 from controller.core.text import printable, unsanitized_stream
-from controller.gcp.google_errors import NotFoundError
 from controller.plan.build import Plan
 from controller.resources.devices import chips_problem, peer_payloads
 from controller.resources.software import Venv
-from controller.run.session import Session, open_session
+from controller.run.session import open_session
 from controller.ssh.connection import PortForward, open_shell
 from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
@@ -188,88 +184,6 @@ def parse_ports(text: str) -> tuple[int, int]:
             f"invalid port {text!r}; use 8888, or 9999:8888 for local port 9999 and port 8888 of the worker"
         )
     return found
-
-
-def run_logs(command: Command) -> int:
-    """`slipway logs`: show the program's output, live from one worker or several, else from the bucket."""
-    flags = command.flags
-    with open_session(command.options) as session:
-        workers = session.parse_workers(flags.worker)
-        launches = session.ledger.launches()
-        if not launches:
-            raise ConfigError(f"{session.plan.run_id} was never launched; run `slipway up` first")
-        known = [launch.attempt for launch in launches]
-        attempt = known[-1] if flags.attempt is None else flags.attempt
-        if attempt not in known:
-            raise ConfigError(f"--attempt {attempt}: the run has attempts {', '.join(map(str, known))}")
-        if len(launches) > 1 and not flags.json:
-            print(f"(attempt {attempt} of {len(launches)}; --attempt N shows another)", file=sys.stderr)
-        with command.options.showing("connecting to the workers"):
-            fleet = session.fleet()
-        show = partial(_show_log, session, fleet, attempt, flags.follow)
-        if len(workers) > 1:
-            _show_all(show, workers, as_json=flags.json, at_once=flags.follow)
-        elif flags.json:
-            show(workers[0], lambda text: print(dumps({"log": text}), flush=True))
-        else:
-            show(workers[0], lambda text: print(text, end="", flush=True))
-    return 0
-
-
-def _show_all(
-    show_log: Callable[[int, TextWriter], None], workers: Sequence[int], *, as_json: bool, at_once: bool
-) -> None:
-    """Show several logs line by line, each line with its worker; at once, or one after the other."""
-    lock, width = threading.Lock(), len(str(max(workers)))
-
-    def say(worker: int, line: str) -> None:
-        with lock:
-            print(dumps({"worker": worker, "log": line}) if as_json else f"worker {worker:>{width}}| {line}",
-                  flush=True)  # fmt: skip
-
-    def show(worker: int) -> str:
-        lines = LineBuffer(partial(say, worker))
-        try:
-            show_log(worker, lambda text: lines.write(text.encode()))
-        except (ConfigError, WorkerError) as error:
-            return str(error)
-        finally:
-            lines.flush()
-        return ""
-
-    with ThreadPoolExecutor(max_workers=len(workers) if at_once else 1) as pool:
-        problems = [problem for problem in pool.map(show, workers) if problem]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _show_log(
-    session: Session, fleet: Fleet | None, attempt: int, follow: bool, worker: int, write: TextWriter
-) -> None:
-    """Write the log of a worker: from the worker, else from the bucket.
-
-    Raises:
-        ConfigError: it has none.
-        WorkerError: its stream breaks off.
-    """
-    request: WatchRequest = {"run_id": session.plan.run_id, "attempt": attempt, "follow": follow}
-    told = False
-    try:
-        for line in fleet.stream(worker, WATCH, request) if fleet is not None else ():
-            if "log" in line:
-                told = True
-                write(line["log"])
-    except WorkerError as error:
-        if told or error.kind != "agent":
-            raise
-    if told:
-        return
-    try:
-        content = session.context.google.download(session.plan.bucket, session.ledger.log_object(worker, attempt))
-    except NotFoundError:
-        message = f"no log for worker {worker}, attempt {attempt}, on the pod or in the bucket"
-        raise ConfigError(message) from None
-    write(content.decode(errors="replace"))
 
 
 COLUMNS = ("code", "packages", "config", "data", "chips", "devices", "reaches worker 0", "disk")

@@ -2,7 +2,6 @@
 
 import errno
 import importlib.util
-import re
 import sys
 import tempfile
 from collections import defaultdict
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from conf.strict_json import dumps
 from controller.cli.main import Command
+from controller.cli.words import RUN_ID
 from controller.context import format_size
 from controller.core.errors import CloudError, ConfigError
 from controller.core.text import object_url, one_line, plural, printable
@@ -36,7 +36,6 @@ from controller.records.fetch import (
 from controller.records.local_names import top_problem
 from controller.run.session import Session, open_session
 
-RUN_ID = re.compile(r"-[0-9a-f]{8}(-r\d+)?$")
 WIDTH = 79
 BUCKET = "gs://"
 OF_ONE_FILE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)

@@ -1,5 +1,6 @@
 """slipway run -- PROGRAM: its overrides, slice, name and packages; requirements files, git lines, wheels."""
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from controller.checks.project import command_is_given
 from controller.config.compose import with_overrides
 from controller.core.errors import CloudError, ConfigError
 from controller.inputs.env_inputs import GitRequirement, read_requirements
-from controller.inputs.own_program import OwnProgram, program_name, quote_words, slice_overrides
+from controller.inputs.own_program import OwnProgram, program_name, quote_words, shell_line, slice_overrides
 from controller.resources.uploads.archives import build_wheel
 from tests.composed import config_of
 from tests.controller.inputs.wheels import git_repository, package_repository
@@ -24,6 +26,7 @@ WORDS = st.lists(st.text(HOSTILE, max_size=8) | st.just("\\${x}"), min_size=1, m
 def repository(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "train.py").touch()
+    (tmp_path / "lab.py").touch()
     return tmp_path
 
 
@@ -95,15 +98,60 @@ def test_a_program_that_would_not_be_there_is_found_at_once(repository: Path) ->
     (repository / ".gitignore").write_text("out/\n")
     (repository / "out").mkdir()
     (repository / "out" / "run.sh").touch()
+    (repository / "package").mkdir()
     for words, message in {
         "python trian.py": "trian.py: there is no such file in .*; there are train.py",
         "bash out/run.sh": "out/run.sh: is ignored by git",
         "python ../train.py": "is outside",
         f"python {repository}/train.py": "the workers do not have this path; name it relative to",
         "./nothing": "there is no such file",
+        "nosuchprog --steps 3": "nosuchprog: there is no such program on this machine .*env.requirements=FILE",
+        "python -m nosuch.train": "-m nosuch.train: .* has no nosuch, nor have Slipway's packages",
+        "python -u -m package.train": "-m package.train: there is no package/train.py",
+        "python3 -m package": "-m package: there is no package/__main__.py",
     }.items():
         with pytest.raises(ConfigError, match=message):
             OwnProgram(tuple(words.split()), repository).overrides([])
+
+
+def test_what_only_the_workers_know_is_left_to_them(repository: Path) -> None:
+    for words in ("timeout 60 python train.py", "/opt/own/prog", "python -m lab", "python -m http.server", "ls"):
+        OwnProgram(tuple(words.split()), repository).overrides([])
+    for key in ("env.requirements=r.txt", "env.vars.PATH=/opt/bin", "program.setup=[[make]]", "+experiment=mine"):
+        OwnProgram(("nosuchprog",), repository).overrides([key])
+    (repository / "requirements.txt").write_text("accelerate\n")
+    OwnProgram(("accelerate", "launch", "train.py"), repository).overrides([])
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (["python train.py --steps 3"], "python train.py --steps 3"),
+        (["python train.py --out $HOME"], "bash -c 'python train.py --out $HOME'"),
+        (["cd sub && python train.py"], "bash -c 'cd sub && python train.py'"),
+        (["python train.py 'open"], None),
+        (["cd", "sub", "&&", "python", "train.py"], "bash -c 'cd sub && python train.py'"),
+        (["python", "train.py", "|", "tee", "a b"], None),
+        (["python", "train.py", ">", "log"], "bash -c 'python train.py > log'"),
+        (["source", "env.sh"], "bash -c 'source env.sh'"),
+        (["LR=1", "python", "train.py"], "env LR=1 python train.py"),
+        (["export", "LR=1", ";", "python", "train.py"], "bash -c 'export LR=1 ; python train.py'"),
+    ],
+)
+def test_a_line_for_a_shell_is_refused_with_what_to_write(repository: Path, words: list[str], cure: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"; use: slipway run -- ") as refused:
+        OwnProgram(tuple(words), repository).overrides([])
+    written = shlex.split(str(refused.value).partition("slipway run -- ")[2])
+    assert cure is None or written == shlex.split(cure)
+    assert shell_line(written) is None
+    config = config_of("program=command", "cloud=local", f"program.command={quote_words(words)}")
+    [issue] = command_is_given.function(config)
+    assert issue.message.endswith(f"; use program.command={quote_words(written)}")
+
+
+@pytest.mark.parametrize("words", ["find . -exec rm {} ;", "bash -c true", "python train.py --sep=|", "test 1"])
+def test_what_starts_a_program_is_no_line_for_a_shell(words: str) -> None:
+    assert shell_line(words.split()) is None
 
 
 def test_packages_are_those_of_the_nearest_folder(repository: Path) -> None:

@@ -219,6 +219,8 @@ def test_words_are_shown_as_the_overrides_that_they_stand_for_with_the_packages_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "train.py").touch()
     command = with_program("plan --tpu v6e-8 --name try budget.max_usd=5 -- python -m lab.train")
     known = ("program=command", "program.command=[python,-m,lab.train]", "run.name=try", "tpu=v6e_8")
     assert (command.overrides[:4], command.overrides[-1]) == (known, "budget.max_usd=5")

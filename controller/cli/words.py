@@ -1,0 +1,181 @@
+"""What users type in place of our words: the names of runs, other tools' verbs, other ways to write `key=value`."""
+
+import re
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from controller.cli.flags import Flag
+from controller.config.compose import config_groups
+from controller.core.errors import ConfigError
+from controller.records import index
+
+RUN_ID = re.compile(r"-[0-9a-f]{8}(-r\d+)?$")
+"""End of the id of a run."""
+OTHER_VERBS = {
+    **dict.fromkeys(("ls", "list", "history", "jobs", "experiments", "cost", "costs"), "runs"),
+    **dict.fromkeys(("ps", "queue", "top", "pods", "nodes", "clusters"), "status --all"),
+    **dict.fromkeys(("launch", "apply", "create", "start", "deploy", "train", "resume", "restart"), "up"),
+    **dict.fromkeys(("submit", "job"), "run -- PROGRAM"),
+    **dict.fromkeys(("validate", "show", "diff", "preview", "dryrun", "dry-run", "lint", "config"), "plan"),
+    **dict.fromkeys(("kill", "abort", "interrupt"), "cancel"),
+    **dict.fromkeys(("rm", "delete", "destroy", "terminate", "remove", "teardown", "clean", "cleanup"), "down"),
+    **dict.fromkeys(("tail", "log", "follow", "attach"), "logs --follow"),
+    **dict.fromkeys(("download", "cp", "pull", "fetch", "rsync", "artifacts", "results"), "get"),
+    **dict.fromkeys(("shell", "connect", "login"), "ssh"),
+    **dict.fromkeys(("check", "diagnose", "preflight", "quota", "auth", "permissions"), "doctor cloud=mine"),
+    **dict.fromkeys(("setup", "configure", "bootstrap"), "init"),
+    **dict.fromkeys(("sweep", "multirun", "grid"), "-m +experiment=NAME key=a,b"),
+    **dict.fromkeys(("test", "simulate", "dry"), "rehearse"),
+    **dict.fromkeys(("port-forward", "tunnel", "proxy"), "forward"),
+    **dict.fromkeys(("tb", "curves"), "tensorboard"), **dict.fromkeys(("sample", "infer", "eval"), "generate"),
+    **dict.fromkeys(("memory", "estimate", "compile"), "fit"),
+}  # fmt: skip
+"""Verbs of SkyPilot, dstack, gcluster, Kubernetes, Docker and Terraform, and what they are here."""
+OTHER_FLAGS = {
+    "--dry-run": "`slipway plan` with the same words shows what would happen",
+    "--dryrun": "`slipway plan` with the same words shows what would happen",
+    "--cfg": "`slipway plan --save` writes the composed config",
+    "--info": "`slipway help` lists groups and choices, `slipway plan --save` writes the composed config",
+    "--config-name": "an experiment is chosen with +experiment=NAME",
+    "--config": "an experiment is chosen with +experiment=NAME",
+    "--config-dir": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
+    "--config-path": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
+    "--env": "environment variables are set with env.vars.NAME=VALUE",
+    "-e": "environment variables are set with env.vars.NAME=VALUE",
+    "--project": "the project is set with cloud=gcp cloud.project=ID, or by `slipway init`",
+    "--region": "a zone is set with tpu.zone=ZONE",
+    "--accelerators": "a slice is chosen with tpu=NAME, such as tpu=v5litepod_16",
+    "--gpus": "a slice is chosen with tpu=NAME, such as tpu=v5litepod_16",
+    "--spot": "spot capacity is chosen with tpu.capacity=spot",
+    "--preemptible": "spot capacity is chosen with tpu.capacity=spot",
+    "--force": "--yes skips the prompts",
+    "-y": "--yes skips the prompts",
+    "--verbose": "messages are complete; --json prints one document",
+    "-v": "messages are complete; --json prints one document",
+    "-d": "--detach returns once the program has started",
+}
+"""Flags of other tools, and what does it here."""
+KEY = r"[A-Za-z_]\w*(?:[./]\w+)*"
+
+
+def unknown_verb(word: str, verbs: Sequence[str], argv: Sequence[str]) -> ConfigError:
+    """Return the error for a first word that is no verb, with what was probably meant.
+
+    argv: all words of the line.
+    """
+    import difflib
+
+    near = difflib.get_close_matches(word, verbs, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    if not near and (near := difflib.get_close_matches(word, _experiments(), n=1)):
+        hint = f"did you mean +experiment={near[0]}? "
+    if word.lower() in OTHER_VERBS:
+        hint = f"did you mean `slipway {OTHER_VERBS[word.lower()]}`? "
+    elif word in _experiments():
+        hint = f"did you mean +experiment={word}? "
+    elif RUN_ID.search(word):
+        hint = f"did you mean `slipway status {word}`, or `slipway up --run {word}`? "
+    elif meant := next(filter(None, (_problem_of_value(argv[at:]) for at in range(len(argv)))), ""):
+        return ConfigError(meant)
+    elif word.startswith("python") or "." in word:
+        hint = f"did you mean `slipway run -- {word} …`? "
+    return ConfigError(f"unknown verb {word!r}; {hint}verbs: {', '.join(verbs)} (config overrides are key=value)")
+
+
+def raise_if_mistyped(verb: str, argv: Sequence[str], flags: Sequence[Flag]) -> None:
+    """Raise ConfigError for words of other tools, and for `key = v`, `--key=v`, `key:v`, with what to write.
+
+    flags: those of this verb.
+    """
+    taken = {name for flag in flags for name in flag.names}
+    valued = {name for flag in flags if flag.argparse_options.get("action") != "store_true" for name in flag.names}
+    for at, word in enumerate(argv):
+        flag, before = word.partition("=")[0], argv[at - 1] if at else ""
+        if flag in OTHER_FLAGS and flag not in taken:
+            raise ConfigError(f"{verb}: has no {flag}; {OTHER_FLAGS[flag]}")
+        if before in valued or flag in taken or ("=" in word[:-1] and word[0] != "-"):
+            continue
+        if meant := _problem_of_value(argv[at:]):
+            raise ConfigError(f"{verb}: {meant}")
+
+
+SEPARATED = re.compile(rf"(?:--)?({KEY})(?: ?(=|:(?!/)) ?| )([^\s=:-][^\s=]*)")
+
+
+def _problem_of_value(words: Sequence[str]) -> str:
+    """Say that `key = v`, `key v`, `--key=v`, `--key v`, `key:v` or `key: v` is written `key=v`; "" for anything else.
+
+    Without a sign of equality the key has a dot, or is a section of the config.
+    """
+    found = next((found for count in (1, 2, 3) if (found := SEPARATED.fullmatch(" ".join(words[:count])))), None)
+    if not found or (found[2] != "=" and "." not in found[1] and found[1] not in config_groups(Path.cwd() / "slipway")):
+        return ""
+    return f"{found[0]!r} is not how a value is set; did you mean {found[1]}={found[3]}?"
+
+
+def name_runs(flags: Namespace, state: Callable[[], Path]) -> None:
+    """Replace each name of a run in the flags by the id of its latest run, and `named` by `run`.
+
+    state: returns the state folder, for which a config may have to be composed; not called for ids.
+
+    Raises:
+        ConfigError: nothing is called so, or it is a sweep, or two runs are named where one is meant.
+    """
+    known = vars(flags)
+    if "runs" in known:  # of verbs that take several; a name may also be known to the bucket alone
+        flags.runs = [_latest(word, state) or word for word in (*flags.runs, *known.pop("run"))]
+    if known.get("diff"):
+        flags.diff = [_latest(word, state) or word for word in flags.diff]
+    if "named" not in known:
+        return
+    named = known.pop("named")
+    if named and flags.run and named != flags.run:
+        raise ConfigError(f"{named!r} and --run {flags.run} are two runs: give one of them")
+    word = named or flags.run
+    if "path" in known:  # `get` says itself that a run comes before a path
+        flags.run = (_latest(word, state) or word) if word else None
+        return
+    if word and "sweep" in known and not RUN_ID.search(word) and _is_sweep(word, state):
+        flags.sweep, flags.run = word, None
+        return
+    flags.run = find_run(word, state) if word else None
+
+
+def find_run(word: str, state: Callable[[], Path]) -> str:
+    """Return the id of the run that a word means: an id, or the name of runs, of which it is the latest.
+
+    Raises:
+        ConfigError: this machine knows no such run.
+    """
+    if latest := _latest(word, state):
+        return latest
+    if _is_sweep(word, state):
+        raise ConfigError(f"{word!r} is a sweep; `slipway status --sweep {word}` lists its runs")
+    import difflib
+
+    near = difflib.get_close_matches(word, {str(row.get("name")) for row in index.load_rows(state())}, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = f"did you mean +experiment={word}? " if word in _experiments() else hint
+    raise ConfigError(
+        f"no run has the id or name {word!r} on this machine; {hint}`slipway runs` lists them, with --refresh those of "
+        "other machines too"
+    )
+
+
+def _experiments() -> list[str]:
+    return config_groups(Path.cwd() / "slipway")["experiment"]
+
+
+def _latest(word: str, state: Callable[[], Path]) -> str:
+    """Return an id as it is, and the latest run's of a name; "" for what this machine does not know."""
+    if RUN_ID.search(word):  # another machine's run is known to the bucket alone
+        return word
+    rows = index.load_rows(state())
+    if any(row["run"] == word for row in rows):
+        return word
+    return next((row["run"] for row in reversed(rows) if row.get("name") == word), "")
+
+
+def _is_sweep(word: str, state: Callable[[], Path]) -> bool:
+    return (state() / "sweeps" / f"{word}.json").is_file()

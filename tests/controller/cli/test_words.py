@@ -1,0 +1,146 @@
+"""What users type in place of our words: names of runs, other tools' verbs and flags, other ways to set a value."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.cli.flags import VERBS, flags
+from controller.cli.words import OTHER_FLAGS, OTHER_VERBS
+from controller.core.errors import ConfigError
+from controller.records import index
+
+OLD, NEW, OTHER = "dapo-0123abcd", "dapo-89abcdef", "sft-00000000-r2"
+ONE_RUN = sorted(name for name in VERBS if {"named", "--run"} <= {word for flag in flags(name) for word in flag.names})
+SEVERAL = ("report", "tensorboard")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    rows = [(OLD, "dapo", 1.0), (NEW, "dapo", 3.0), (OTHER, "sft", 2.0), ("by-hand", "own", 4.0)]
+    index.append_rows(tmp_path / "home", [{"run": run, "name": name, "created": at} for run, name, at in rows])
+    (tmp_path / "home" / "sweeps").mkdir()
+    (tmp_path / "home" / "sweeps" / "dapo-5f0c.json").write_text("{}")
+    return tmp_path / "home"
+
+
+def parsed(words: Sequence[str]) -> main.Command:
+    return main.with_runs(main.parse(words))
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        parsed(words)
+    return str(error.value)
+
+
+def test_each_verb_of_one_run_takes_it_in_both_ways() -> None:
+    assert {*ONE_RUN} == index.RUN_VERBS | {"up", "plan"}
+
+
+@pytest.mark.parametrize("verb", ONE_RUN)
+@pytest.mark.parametrize(
+    ("word", "run"),
+    [(OLD, OLD), ("dapo", NEW), ("sft", OTHER), ("by-hand", "by-hand"), ("far-12345678", "far-12345678")],
+)
+def test_an_id_is_that_run_and_a_name_the_latest_of_its_runs(home: Path, verb: str, word: str, run: str) -> None:
+    behind = ["8888"] if verb == "forward" else []
+    for words in ([verb, word, *behind], [verb, "--run", word, *behind], [verb, *behind, "--run", word]):
+        assert parsed(words).options.run_id == run
+
+
+@pytest.mark.parametrize("verb", SEVERAL)
+def test_verbs_of_several_runs_take_names_too(home: Path, verb: str) -> None:
+    assert parsed([verb, "dapo", OLD, "--run", "sft"]).flags.runs == [NEW, OLD, OTHER]
+    assert parsed(["runs", "--diff", "dapo", "sft"]).flags.diff == [NEW, OTHER]
+
+
+@pytest.mark.parametrize("verb", sorted({*ONE_RUN} - {"get"}))
+def test_a_word_that_names_no_run_is_refused(home: Path, verb: str) -> None:
+    behind = ["8888"] if verb == "forward" else []
+    assert "no run has the id or name 'dappo' on this machine; did you mean 'dapo'?" in refused(verb, "dappo", *behind)
+    assert "give one of them" in refused(verb, OLD, *behind, "--run", NEW)
+    said = refused(verb, "quickstart", *behind)
+    assert "did you mean +experiment=quickstart?" in said
+
+
+def test_get_says_that_the_run_comes_before_the_path(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["get", "logs"]) == 2
+    assert "name the run before the path: `slipway get RUN logs`" in capsys.readouterr().err
+
+
+def test_a_sweep_is_shown_by_status_and_named_by_others(home: Path) -> None:
+    command = parsed(["status", "dapo-5f0c"])
+    assert (command.flags.sweep, command.options.run_id) == ("dapo-5f0c", "")
+    assert refused("logs", "dapo-5f0c") == "'dapo-5f0c' is a sweep; `slipway status --sweep dapo-5f0c` lists its runs"
+
+
+@pytest.mark.parametrize("word", OTHER_VERBS)
+def test_verbs_of_other_tools_lead_to_ours(home: Path, word: str) -> None:
+    assert word not in VERBS
+    meant = refused(word).partition("did you mean `slipway ")[2].partition("`?")[0]
+    assert meant == OTHER_VERBS[word]
+    assert meant.split()[0] in VERBS or parsed(meant.split()).verb == "up"
+
+
+@pytest.mark.parametrize("flag", OTHER_FLAGS)
+def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -> None:
+    assert refused("up", "+experiment=quickstart", flag).endswith(f"has no {flag}; {OTHER_FLAGS[flag]}")
+    assert refused("up", f"{flag}=x").endswith(f"has no {flag}; {OTHER_FLAGS[flag]}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["loop.steps", "=", "10"],
+        ["loop.steps=", "10"],
+        ["loop.steps", "=10"],
+        ["loop.steps", "10"],
+        ["--loop.steps=10"],
+        ["--loop.steps", "10"],
+        ["loop.steps:10"],
+        ["loop.steps:", "10"],
+        ["loop.steps", ":", "10"],
+    ],
+)
+@pytest.mark.parametrize("before", [[], ["plan"], ["up", "+experiment=quickstart"], ["plan", "--save"], ["fit"]])
+def test_other_ways_to_set_a_value_name_ours(home: Path, before: list[str], words: list[str]) -> None:
+    assert refused(*before, *words).endswith("is not how a value is set; did you mean loop.steps=10?")
+
+
+@pytest.mark.parametrize("words", [["tpu:v6e_8"], ["--tpu", "v6e_8"], ["tpu", "v6e_8"], ["tpu", "=", "v6e_8"]])
+def test_groups_are_set_likewise(home: Path, words: list[str]) -> None:
+    assert "did you mean tpu=v6e_8?" in refused("fit", *words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan data.answer_mark= cloud=local",
+        "export --to gs://bucket/folder --tokenizer a.json",
+        "plan --plan my.yaml",
+        "forward 6006:6007",
+        "report -o a.html --x params",
+        "run --tpu v5e-8 -- python train.py --lr = 3 -e x",
+        "runs --where metrics.loss<0.5 --sort metrics.loss",
+    ],
+)
+def test_what_is_meant_so_stays(home: Path, line: str) -> None:
+    parsed(line.split())
+
+
+def test_an_experiment_is_near(home: Path) -> None:
+    assert "did you mean +experiment=quickstart?" in refused("quickstrat")
+    assert "`slipway status dapo-0123abcd`" in refused(OLD)
+
+
+def test_the_index_is_read_for_a_name_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Callable[[], None]:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(index, "load_rows", fail)
+    assert parsed(["status", OLD]).options.run_id == OLD
+    assert parsed(["status"]).options.run_id == ""
