@@ -137,6 +137,11 @@ def deep(*values: object) -> list[object]:
     return [pytest.param(value, marks=pytest.mark.deep) for value in values]
 
 
+def wide(*values: object) -> list[object]:
+    """Return more values of a deep test's parameter: the job of each night tries them, `.ci/run` does not."""
+    return [pytest.param(value, marks=[pytest.mark.deep, pytest.mark.wide]) for value in values]
+
+
 def seeds(requested: range | None, fast: Iterable[int], deep: int) -> list[object]:
     """Return the parameters of a test that runs once per seed.
 

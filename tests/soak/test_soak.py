@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.composed import config_of
+from tests.conftest import wide
 from tests.emulators import Emulators
 from tests.planes import PLANES
 from tests.scenarios.chaos.counter import SAVE_EVERY, STEPS
@@ -26,6 +27,8 @@ from tests.soak.world import Ending
 
 FIRST = 424
 LIVES = [draw_life(seed) for seed in range(FIRST, FIRST + 30)]
+COUNTING = [life.seed for life in LIVES if not life.training]
+"""Every third is lived in each run of `.ci/run`, the others each night."""
 TRAINING = [life for life in LIVES if life.training]
 
 
@@ -70,7 +73,7 @@ def tell_missed(seed: int, ending: Ending) -> None:
 @pytest.mark.e2e
 @pytest.mark.deep
 @pytest.mark.filterwarnings("default:life .* nothing to strike")
-@pytest.mark.parametrize("seed", [life.seed for life in LIVES if not life.training])
+@pytest.mark.parametrize("seed", [*COUNTING[::3], *wide(*(seed for at, seed in enumerate(COUNTING) if at % 3))])
 def test_a_disturbed_run_counts_to_the_same_number(seed: int, emulators: Emulators) -> None:
     tell_missed(seed, live(draw_life(seed), emulators))
 

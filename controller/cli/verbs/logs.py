@@ -83,13 +83,13 @@ def _show_log(
         ConfigError: it has none.
         WorkerError: its stream breaks off.
     """
-    request: WatchRequest = {"run_id": session.plan.run_id, "attempt": attempt, "follow": flags.follow}
+    stream = partial(_stream_log, session, fleet, attempt, worker)
     if flags.tail is None:
-        _stream_log(session, fleet, request, worker, write)
+        stream(write, follow=flags.follow)
         return
     text: list[str] = []
     try:
-        end = _stream_log(session, fleet, {**request, "follow": False}, worker, text.append)
+        end = stream(text.append, follow=False)
     except ConfigError:
         if not flags.follow:
             raise
@@ -97,25 +97,32 @@ def _show_log(
     lines = "".join(text).splitlines(keepends=True)
     write("".join(lines[len(lines) - flags.tail :] if flags.tail < len(lines) else lines))
     if flags.follow and end is not None:
-        _stream_log(session, fleet, {**request, "log_offset": end}, worker, write)
+        stream(write, follow=True, offset=end)
 
 
 def _stream_log(
-    session: Session, fleet: Fleet | None, request: WatchRequest, worker: int, write: TextWriter
+    session: Session,
+    fleet: Fleet | None,
+    attempt: int,
+    worker: int,
+    write: TextWriter,
+    *,
+    follow: bool,
+    offset: int = 0,
 ) -> int | None:
     """Write a log as the worker tells it, and return its bytes until then; from the bucket, and None, if it cannot."""
+    request: WatchRequest = {"run_id": session.plan.run_id, "attempt": attempt, "follow": follow, "log_offset": offset}
     end: int | None = None
     try:
         for line in fleet.stream(worker, WATCH, request) if fleet is not None else ():
             if "log" in line:
-                end = line["offset"]
+                end = line.get("offset", 0)
                 write(line["log"])
     except WorkerError as error:
         if end is not None or error.kind != "agent":
             raise
-    if end is not None or request.get("log_offset"):
+    if end is not None or offset:
         return end
-    attempt = request["attempt"]
     try:
         content = session.context.google.download(session.plan.bucket, session.ledger.log_object(worker, attempt))
     except NotFoundError:

@@ -282,6 +282,7 @@ def _without_redaction(body: Any) -> Any:
 
 
 @pytest.mark.deep
+@pytest.mark.wide  # it changes with gcloud, not with a commit
 def test_the_gcloud_that_is_installed_sends_what_was_recorded() -> None:
     """All but its polls, whose number is chance. If another version sends something else: record it again, and see."""
     if shutil.which("gcloud") is None:

@@ -27,12 +27,20 @@ from controller.localcloud.vms.processes import MARKER, kill_marked
 from controller.rehearsal.recipe import SPECIAL_TOKENS, emulated_hub, with_recipe
 from controller.rehearsal.rehearsal import FAULT_KEY, PREEMPTION, Check, Interruption, check_recovery
 from tests.composed import config_of
-from tests.conftest import deep
+from tests.conftest import deep, wide
 from tests.emulators import Emulators
 from tests.paths import ROOT
 
 FLAGSHIP = "gemma2b_gsm8k tpu.accelerator_type=v4-16 tpu.zone=us-central2-b loop.steps=3 loop.updates_per_rollout=1"
 """Half as many workers and devices, which is what every run of the tests has time for."""
+AS_TYPED = (
+    *("gemma2b_gsm8k", "sft_gsm8k", "word_game", "lm_3b_v6e8", "nanochat_d16", "trm_sudoku", "quickstart"),
+    *("trm_stable1", "trm_e1_1_baseline_xla", "nanochat_cpp", "nash_mhc_3b", "simply_gemma2_2b_gsm8k"),
+)
+"""One of each kind, and those that need their own slice."""
+OTHERS = tuple(name for name in config_groups()["experiment"] if name not in AS_TYPED)
+ONE_WORKER = ("tpu=v5litepod_8", "cloud.faults=[{kind: stockout, times: 1}]")
+"""A rehearsal of the others in each run of `.ci/run`: one process, and no preemption; each night they run as typed."""
 ADOPTED = {"trm_sudoku_stable1", "trm_stable1"}
 """Their pod may not be replaced, hence is not preempted; its SSH fails instead, and so does the API."""
 RESUMED = re.compile(
@@ -71,7 +79,7 @@ def nothing_is_left(home: Path) -> bool:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("experiment", [FLAGSHIP, *deep(*config_groups()["experiment"])])
+@pytest.mark.parametrize("experiment", [FLAGSHIP, *deep(*AS_TYPED), *wide(*OTHERS)])
 def test_an_experiment_is_preempted_and_goes_on(
     experiment: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +96,20 @@ def test_an_experiment_is_preempted_and_goes_on(
     else:
         assert RESUMED.search(proven), proven
         assert "no billed resource is left" in proven
+    assert nothing_is_left(home)
+
+
+@pytest.mark.e2e
+@pytest.mark.deep
+@pytest.mark.parametrize("experiment", OTHERS)
+def test_one_like_another_runs_on_one_worker(experiment: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = rehearse(capsys, f"+experiment={experiment}", *ONE_WORKER, "cloud.project=my-own", "--json")
+    assert code == 0, err
+    facts = json.loads(out.splitlines()[-1])["facts"]
+    proven = "\n".join(fact["words"] for fact in facts if fact["proven"])
+    assert [fact["words"] for fact in facts if not fact["proven"]] == []
+    assert "stockout (times 1): overcome" in proven
+    assert "the program exited with 0 on 1 of 1 workers" in proven
     assert nothing_is_left(home)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from controller.cli import main
 from tests.controller.conftest import SlipwayCli
-from tests.planes import Plane, pods
+from tests.planes import PLANES, Plane, pods
 from tests.scenarios.experiments.test_quickstart import assert_same, client
 from tests.scenarios.unattended.test_two_controllers import controllers
 from trainer.rl.remote.journal import decode
@@ -82,7 +82,15 @@ def assert_replay_is_equal(slipway: SlipwayCli, url: str, folder: Path, plane: P
     assert_same(folder, results(slipway, status(slipway, *words)["run"]["results"]))
 
 
-@pytest.mark.parametrize("lost", [SAMPLERS, POD])
+@pytest.mark.parametrize(
+    ("lost", "plane"),
+    [
+        (SAMPLERS, PLANES[0]),
+        (POD, PLANES[1]),
+        *(pytest.param(*each, marks=pytest.mark.wide) for each in ((SAMPLERS, PLANES[1]), (POD, PLANES[0]))),
+    ],
+    ids=str,
+)
 def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
     slipway: SlipwayCli, lost: str, plane: Plane
 ) -> None:

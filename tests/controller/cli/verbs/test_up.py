@@ -78,6 +78,9 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli, plane: Plane) -> Non
     code, out, err = slipway("logs", "--worker", "0,2", *four)
     assert (code, out, err) == (0, "worker 0| hello from worker 0\nworker 2| hello from worker 2\n", "")
     assert len(slipway("logs", "--worker", "all", *four)[1].splitlines()) == 4
+    for named in ([run], ["--run", run], [run.rpartition("-")[0]]):  # its name is that of its latest run
+        assert typed(slipway, "logs", *named, "--worker", "3", "--tail", "5")[:2] == (0, "hello from worker 3\n")
+    assert typed(slipway, "logs", run, "-n", "0")[:2] == (0, "")
     before = slipway.mutations()
     assert "has already finished; nothing was changed" in slipway("up", *four)[1]
     assert slipway.mutations() == before
