@@ -125,8 +125,8 @@ class Teardown:
 
     def _cancel(self) -> str:
         """Record that the runs end; return what went wrong."""
-        google, bucket = self.session.context.google, self.session.plan.bucket
-        return next(iter(record_cancellations(google, bucket, self.running)), "")
+        problems = record_cancellations(self.session.context, self.session.plan.bucket, self.running)
+        return next(iter(problems), "")
 
     def _look_again(self) -> None:
         """Observe what is there now that no other controller changes it: much may have happened since we looked.

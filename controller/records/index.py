@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict
@@ -153,6 +154,26 @@ def publish_row(google: GoogleClient, bucket: str, row: RunRow, generation: int 
             text = dump(row)
     name = _object_name(row["run"])
     google.upload(bucket, name, text.encode(), generation=generation, metadata={"row": text})
+
+
+def ended_row(run_id: str, state: str, at: float) -> RunRow:
+    """Return the changed keys of a run that has ended without a result. Its duration is its controller's to say."""
+    return {"run": run_id, "state": state, "ended": at}
+
+
+def mark_ended(google: GoogleClient, bucket: str, run_id: str, state: str, at: float) -> None:
+    """Show a run as ended in the bucket's table, unless somebody has just written its row or it was never launched."""
+    from controller.gcp.google_errors import ConflictError, NotFoundError
+
+    try:
+        found = google.object_metadata(bucket, _object_name(run_id))[0]
+    except NotFoundError:
+        return
+    row = _parse_row(found.get("metadata", {}).get("row", ""), run_id)
+    if not isinstance(row, dict) or row.get("state") != "running":
+        return
+    with suppress(ConflictError):
+        publish_row(google, bucket, {**row, **ended_row(run_id, state, at)}, int(found["generation"]))
 
 
 def _object_name(run_id: str) -> str:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Self, TypeVar
 
 from conf.strict_json import dumps
+from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.json_documents import (
     DamagedRecordError,
@@ -25,6 +26,7 @@ from controller.core.json_documents import (
 from controller.core.text import format_duration, object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, NotFoundError
+from controller.records import index
 
 T = TypeVar("T")
 
@@ -260,14 +262,25 @@ class Ledger:
         return True
 
 
-def record_cancellations(google: GoogleClient, bucket: str, runs: Iterable[str]) -> list[str]:
-    """Mark the latest attempts of runs as cancelled; return what went wrong: it must keep no pod alive."""
-    problems: list[str] = []
+def record_cancellations(context: Context, bucket: str, runs: Iterable[str]) -> list[str]:
+    """Mark the latest attempts of runs as cancelled, and the runs in the tables of this machine and of the bucket.
+
+    A controller that drives one of them writes its row again when it ends, with what the run cost.
+
+    Returns:
+        What went wrong: it must keep no pod alive.
+    """
+    problems, now = list[str](), context.clock.now()
     for run_id in runs:
         try:
-            Ledger(google, bucket, run_id).record_cancellation()
+            Ledger(context.google, bucket, run_id).record_cancellation()
+            index.mark_ended(context.google, bucket, run_id, "cancelled", now)
         except SlipwayError as error:
             problems.append(str(error))
+        with context.local_notes.best_effort(index.index_file(context.state_dir)):
+            known = {row["run"]: row.get("state") for row in index.load_rows(context.state_dir)}
+            if known.get(run_id) == "running":
+                index.append_rows(context.state_dir, [index.ended_row(run_id, "cancelled", now)])
     return problems
 
 

@@ -102,6 +102,6 @@ def _end_on_workers(session: Session, problems: list[str]) -> tuple[bool, set[st
     running = running_runs(fleet) if fleet is not None else set[str]()
     if fleet is None or run_id not in running:
         return False, running
-    problems += record_cancellations(session.context.google, session.plan.bucket, [run_id])
+    problems += record_cancellations(session.context, session.plan.bucket, [run_id])
     stop(fleet, run_id)
     return True, running

@@ -104,7 +104,7 @@ def force_delete(plan: Plan, context: Context, node: Node) -> None:
     """Delete the pod whatever runs there, after its controller has released the lease."""
     context.google.hurry()
     # a follower must not take this for a preemption
-    record_cancellations(context.google, plan.bucket, running_runs(node, context))
+    record_cancellations(context, plan.bucket, running_runs(node, context))
     lease = pod_lease(plan, context)
     try:
         with lease_guard(lease, plan, context):

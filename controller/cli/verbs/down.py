@@ -122,7 +122,7 @@ def _record_stops(command: Command, session: Session) -> list[str]:
     running = running_runs(fleet) if fleet is not None else set()
     if running and not command.flags.yes:
         raise ConfigError(f"{', '.join(sorted(running))} is running on the pod; pass --yes to end it")
-    return record_cancellations(session.context.google, session.plan.bucket, sorted(running))
+    return record_cancellations(session.context, session.plan.bucket, sorted(running))
 
 
 def run_down(command: Command) -> int:

@@ -78,7 +78,7 @@ class Scene:
         monkeypatch.setattr(cancel, "run_lease", lambda plan, context: lease)
         monkeypatch.setattr(cancel, "end_starting", lambda context, lease, file, run_id, why: starting)
         monkeypatch.setattr(cancel, "running_runs", lambda fleet: set(next(looks)))
-        monkeypatch.setattr(cancel, "record_cancellations", lambda google, bucket, ids: self.seen.extend(ids) or [])
+        monkeypatch.setattr(cancel, "record_cancellations", lambda context, bucket, ids: self.seen.extend(ids) or [])
         monkeypatch.setattr(cancel, "stop", lambda fleet, run_id: self.seen.append(f"stop {run_id}"))
         monkeypatch.setattr(down, "open_session", lambda options, ends: nullcontext(self.session))
         monkeypatch.setattr(down, "end_pods", lambda plan, context, why: [])

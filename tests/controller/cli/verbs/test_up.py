@@ -214,6 +214,22 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
 
+@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")], ids=" ".join)
+def test_a_detached_run_that_is_ended_is_ended_in_both_tables(slipway: SlipwayCli, verb: tuple[str, ...]) -> None:
+    """Nobody drives it, so the verb that ends it says so."""
+    assert slipway("up", "--detach", SLOW)[0] == 0
+    [row] = json.loads(typed(slipway, "runs", "--json")[1])
+    assert row["state"] == "running"
+    assert slipway(*verb, SLOW)[0] == 0
+    [row] = json.loads(typed(slipway, "runs", "--json")[1])
+    assert (row["state"], row["ended"] >= row["created"]) == ("cancelled", True)
+    [published] = json.loads(slipway("runs", "--refresh", "--json")[1])
+    assert (published["state"], published["ended"]) == ("cancelled", row["ended"])
+    if verb[0] == "cancel":  # and goes on where it is started again
+        assert slipway("up", "--detach", SLOW)[0] == 0
+        assert json.loads(typed(slipway, "runs", "--json")[1])[0]["state"] == "running"
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")])
 def test_ctrl_c_detaches_and_what_is_ended_on_purpose_is_not_started_again(
