@@ -111,7 +111,8 @@ def _problem_of_value(words: Sequence[str]) -> str:
     found = next((found for count in (1, 2, 3) if (found := SEPARATED.fullmatch(" ".join(words[:count])))), None)
     if not found or (found[2] != "=" and "." not in found[1] and found[1] not in config_groups(Path.cwd() / "slipway")):
         return ""
-    return f"{found[0]!r} is not how a value is set; did you mean {found[1]}={found[3]}?"
+    sign = "+" if found[1] == "experiment" else ""
+    return f"{found[0]!r} is not how a value is set; did you mean {sign}{found[1]}={found[3]}?"
 
 
 def name_runs(flags: Namespace, state: Callable[[], Path]) -> None:
@@ -148,6 +149,9 @@ def find_run(word: str, state: Callable[[], Path]) -> str:
     Raises:
         ConfigError: this machine knows no such run.
     """
+    if not index.ID_PATTERN.fullmatch(word):
+        how = "write key=value without spaces, in quotes if the value has spaces, brackets or quotes"
+        raise ConfigError(f"{word!r} is the name of no run; {how}")
     if latest := _latest(word, state):
         return latest
     if _is_sweep(word, state):
