@@ -83,5 +83,6 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("always_on")
     always = marker.args[0] if marker else PLANES[0].name
-    values = [p if p.name == always else pytest.param(p, marks=pytest.mark.deep) for p in PLANES]
+    marks = [pytest.mark.deep, *([pytest.mark.wide] if metafunc.definition.get_closest_marker("one_plane") else [])]
+    values = [p if p.name == always else pytest.param(p, marks=marks) for p in PLANES]
     metafunc.parametrize("plane", values, ids=str)

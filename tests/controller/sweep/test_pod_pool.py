@@ -42,6 +42,7 @@ def states(slipway: SlipwayCli) -> dict[str, str]:
     return {" ".join(w for w in row["overrides"] if "seed" in w): row["state"] for row in index.load_rows(slipway.home)}
 
 
+@pytest.mark.one_plane
 @pytest.mark.deep
 @pytest.mark.e2e
 def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli, plane: Plane) -> None:
@@ -90,6 +91,7 @@ def test_a_sweep_has_pods_of_both_planes_at_once(slipway: SlipwayCli) -> None:
     assert made == {"queued", "instance"}
 
 
+@pytest.mark.one_plane
 @pytest.mark.deep
 @pytest.mark.e2e
 @pytest.mark.always_on("compute_engine")
@@ -186,6 +188,7 @@ def test_down_asks_before_it_ends_a_controller_that_has_no_lease_yet(slipway: Sl
     assert "nothing was deleted; a controller on this machine is starting the sweep; pass --yes" in err
 
 
+@pytest.mark.one_plane
 @pytest.mark.e2e
 @pytest.mark.deep
 def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: SlipwayCli, plane: Plane) -> None:
@@ -216,6 +219,7 @@ def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slip
     assert pods(slipway.cloud().get("state")) == {}
 
 
+@pytest.mark.one_plane
 @pytest.mark.e2e
 @pytest.mark.deep
 def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: SlipwayCli, plane: Plane) -> None:
@@ -234,6 +238,7 @@ def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Sli
     assert pods(slipway.cloud().get("state")) == {}
 
 
+@pytest.mark.one_plane
 @pytest.mark.e2e
 @pytest.mark.deep
 def test_a_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipway: SlipwayCli, plane: Plane) -> None:
@@ -252,6 +257,7 @@ def test_a_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipw
     assert slipway(*words)[0] == 0
 
 
+@pytest.mark.one_plane
 @pytest.mark.e2e
 @pytest.mark.deep
 def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slipway: SlipwayCli, plane: Plane) -> None:

@@ -47,6 +47,7 @@ def survives(
         assert ended.state == undisturbed.state, ended.output
 
 
+@pytest.mark.one_plane
 def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(
     seed: int, plane: Plane, make_harness: ChaosHarnessFactory
 ) -> None:

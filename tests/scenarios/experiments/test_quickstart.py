@@ -129,6 +129,7 @@ def assert_same(left: Path, right: Path) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.wide
 def test_a_run_that_comes_back_on_the_other_plane_ends_with_the_same_weights(
     homes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,15 +108,19 @@ SHELL_THREAD = ("program_error", r"its program exited with code 1; broken on pur
 """A script that waits for its background jobs ends with their exit code."""
 
 
+WIDE = [("exception", 0), ("thread", 1), ("exit", 1), ("killed", 1)]
+"""Of each kind of end .ci/run has one; each night has all."""
 OTHERS = {
-    "jax": [("exception", 0), ("exception", 1), ("segfault", 1)],
+    "jax": [("exception", 1), ("exception", 0), ("segfault", 1)],
     "torch": [("exception", 1), ("segfault", 1)],
     "shell": [("exit", 1), ("thread", 1), ("killed", 1), ("hang", 1)],
 }
 ROWS = [
-    *(pytest.param("plain", *cell) for cell in CELLS),
+    *(pytest.param("plain", *cell, marks=[pytest.mark.wide] * (cell in WIDE)) for cell in CELLS),
     *(
-        pytest.param(program, *cell, marks=[TORCH] * (program == "torch"))
+        pytest.param(
+            program, *cell, marks=[TORCH] * (program == "torch") + [pytest.mark.wide] * (cell != OTHERS[program][0])
+        )
         for program in OTHERS
         for cell in OTHERS[program]
     ),
@@ -139,7 +143,7 @@ def test_one_attempt_ends_with_the_worker_and_its_own_words(lab: Lab, program: s
     assert seconds < HANG_SECONDS * (failure in SILENT) + SECONDS
 
 
-@pytest.mark.parametrize("program", ["plain", pytest.param("torch", marks=TORCH)])
+@pytest.mark.parametrize("program", ["plain", pytest.param("torch", marks=[TORCH, pytest.mark.wide])])
 def test_a_slow_start_is_no_hang(lab: Lab, program: str) -> None:
     found = lab.up(program, "slow", 1)
     assert (found.code, found.err, found.verdicts) == (0, "", [])

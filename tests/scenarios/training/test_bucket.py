@@ -219,6 +219,7 @@ def losses(bucket: Bucket) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if line["phase"] == "train"]
 
 
+@pytest.mark.wide
 def test_kill_9_and_a_restart_during_an_outage(cloud, short, tmp_path):
     run = short | {"dir": f"gs://whole/{FOLDER}"}
     whole, bucket = Bucket(cloud, "whole"), Bucket(cloud, "killed")
@@ -258,6 +259,7 @@ def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, short, tmp_path)
     assert [step for step, _ in losses(bucket)] == list(range(1, SHORT + 1))
 
 
+@pytest.mark.wide
 def test_past_the_bound_all_workers_end_with_the_key(cloud, short, tmp_path):
     run = short | {"dir": f"gs://bound/{FOLDER}"}
     run["checkpoint"] = run["checkpoint"] | {"max_outage_hours": 0.001}

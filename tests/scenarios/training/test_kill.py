@@ -102,7 +102,9 @@ def assert_step_is_equal(cut: Path, whole: Path, step: int, atol: float = 0.0) -
         np.testing.assert_allclose(found[name], wanted, rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize(("name", "workers", "seed"), [("lm", 4, 2), ("grpo", 1, 3), ("puzzle", 2, 4)])
+@pytest.mark.parametrize(
+    ("name", "workers", "seed"), [("grpo", 1, 3), ("puzzle", 2, 4), pytest.param("lm", 4, 2, marks=pytest.mark.wide)]
+)
 def test_a_killed_run_ends_as_if_nothing_had_happened(request, tmp_path, compile_cache, name, workers, seed):
     run, whole, cut = request.getfixturevalue(name), tmp_path / "whole", tmp_path / "cut"
     live(run, workers, whole, compile_cache)

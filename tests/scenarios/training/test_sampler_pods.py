@@ -86,8 +86,10 @@ def assert_replay_is_equal(slipway: SlipwayCli, url: str, folder: Path, plane: P
     ("lost", "plane"),
     [
         (SAMPLERS, PLANES[0]),
-        (POD, PLANES[1]),
-        *(pytest.param(*each, marks=pytest.mark.wide) for each in ((SAMPLERS, PLANES[1]), (POD, PLANES[0]))),
+        *(
+            pytest.param(*each, marks=pytest.mark.wide)
+            for each in ((SAMPLERS, PLANES[1]), (POD, PLANES[0]), (POD, PLANES[1]))
+        ),
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from controller.resources import vpc
+from tests.conftest import wide
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 from tests.scenarios.unattended.test_two_controllers import Controller, controllers
@@ -41,8 +42,8 @@ def is_true(slipway: SlipwayCli, up: Controller, code: int, pod: str) -> bool:
     return code == 0 and bool(ended) and pod == TAKEN_DOWN
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("number", [3, 5])
+@pytest.mark.parametrize("seed", [1, *wide(2)])
+@pytest.mark.parametrize("number", [3, *wide(5)])
 def test_beside_down_all_each_up_ends_well_and_says_so(
     slipway: SlipwayCli, plane: Plane, number: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(
     assert pods(slipway.cloud().get("state")) == {}
 
 
+@pytest.mark.one_plane
 @pytest.mark.parametrize(
     ("command", "after"),
     [
@@ -199,6 +200,7 @@ def test_stop_beside_an_up_in_its_first_seconds_ends_it(slipway: SlipwayCli, aft
     assert slipway.json("status", SLOW, *words)["pod"]["state"] == "stopped"
 
 
+@pytest.mark.one_plane
 @pytest.mark.parametrize("after", [6.0, *wide(0.0)])
 def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, plane: Plane, after: float) -> None:
     words = ["-m", SLOW, "run.seed=1,2", *plane.one]
@@ -212,6 +214,7 @@ def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, p
         assert pods(slipway.cloud().get("state")) == {}
 
 
+@pytest.mark.one_plane
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("up", "--take-over")], ids=" ".join)
 @pytest.mark.parametrize("after", [9.0, *wide(0.0)])
 def test_a_running_controller_is_reached_within_ten_seconds(
@@ -340,6 +343,7 @@ def test_cancel_and_down_from_this_machine(slipway: SlipwayCli, plane: Plane) ->
     assert (state["node"], state["compute"], state["serviceAccount"], state["bucket"]) == ({}, {}, {}, {})
 
 
+@pytest.mark.one_plane
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")], ids=" ".join)
 @pytest.mark.parametrize(("words", "after"), [("bastion", 0.0), ("to take over", 1.5)])
 def test_a_run_that_is_ended_while_its_bastion_boots_is_driven_by_nobody(

@@ -71,6 +71,7 @@ def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[], obje
 
 
 @pytest.mark.deep
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("stage", "how", "code"),
     [("up", "interrupted", 130), ("recover", "interrupted", 130), ("preempt", "limit", 2)],
@@ -90,6 +91,7 @@ def test_it_cleans_up_after_ctrl_c_and_at_its_limit(
 
 
 @pytest.mark.deep
+@pytest.mark.wide
 @pytest.mark.parametrize("match", ["POST .*/nodes|POST .*queuedResources", "POST .*serviceAccounts"])
 def test_a_stage_that_google_refuses_for_good_is_recorded_and_the_rest_deleted(slipway: SlipwayCli, match: str) -> None:
     fault = f"{{kind: http, status: 403, times: 1000, match: '{match}', message: refused for good}}"
