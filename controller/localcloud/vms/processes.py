@@ -18,6 +18,11 @@ MARKER = "SLIPWAY_LOCALCLOUD_WORKER"
 _GIVE_UP_SECONDS = 10.0
 
 
+def _machine_seconds() -> float:
+    """Return seconds of this machine: its processes end in them, however late it is in the cloud."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 def kill_marked(prefix: str) -> int:
     """SIGKILL all processes whose marker starts with `prefix`, and their descendants; return how many.
 
@@ -25,9 +30,9 @@ def kill_marked(prefix: str) -> int:
     Raises TimeoutError if some cannot be killed.
     """
     killed: set[int] = set()
-    deadline = time.monotonic() + _GIVE_UP_SECONDS
+    deadline = _machine_seconds() + _GIVE_UP_SECONDS
     while found := _find_processes(prefix):
-        if time.monotonic() > deadline:
+        if _machine_seconds() > deadline:
             raise TimeoutError(f"processes {[process.pid for process in found]} do not die")
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -103,8 +108,8 @@ def runs_slipway(argv: Sequence[str]) -> bool:
 
 def wait_ended(process: psutil.Process, seconds: float) -> bool:
     """Return whether a process ends in time. A zombie counts as ended: its parent may be slow to reap it, or gone."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    deadline = _machine_seconds() + seconds
+    while _machine_seconds() < deadline:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 return True

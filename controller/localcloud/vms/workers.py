@@ -231,6 +231,7 @@ class EmulatedWorkers:
 
         return {
             "server_host_keys": [asyncssh.import_private_key(keys["private"])],
+            "login_timeout": 0,  # a handshake takes this machine's seconds, and the cloud's may pass faster
             "server_factory": lambda: LoginServer(
                 lambda user: self._authorized_keys(worker, user),
                 connections,

@@ -1,5 +1,6 @@
 """What finds the processes of a worker."""
 
+import itertools
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from controller.localcloud.vms import processes
 from controller.localcloud.vms.processes import (
     MARKER,
     Client,
@@ -19,6 +21,7 @@ from controller.localcloud.vms.processes import (
     kill_marked,
     runs_slipway,
     signal_programs,
+    wait_ended,
 )
 
 ASLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
@@ -100,6 +103,20 @@ def test_only_the_controller_that_sent_the_request_is_killed(
         finally:
             client.kill()
             client.communicate()
+
+
+def test_processes_may_take_as_long_as_they_do_however_late_it_gets_in_the_cloud(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the tests' virtual time ten seconds may pass between two looks."""
+    late, looks = itertools.count(0.0, 100.0), itertools.count()
+    child = subprocess.Popen(ASLEEP)
+    dying = psutil.Process(child.pid)
+    monkeypatch.setattr(time, "monotonic", lambda: next(late))
+    monkeypatch.setattr(processes, "_find_processes", lambda prefix: [dying] if next(looks) < 5 else [])
+    assert kill_marked("nobody") == 1
+    assert wait_ended(dying, 60.0)
+    assert child.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
