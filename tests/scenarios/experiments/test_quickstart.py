@@ -155,6 +155,7 @@ def test_a_run_that_comes_back_on_the_other_plane_ends_with_the_same_weights(
 
 
 @pytest.mark.deep
+@pytest.mark.wide
 def test_a_run_has_the_same_weights_when_it_is_preempted_and_when_another_slipway_repeats_it(
     homes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from controller import emulator
 from controller.localcloud import lifecycle
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import kill_marked
+from tests.conftest import wide
 from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import SlipwayCli
 from tests.paths import ROOT
@@ -113,7 +114,7 @@ def test_an_error_is_its_jobs_own_and_a_finished_job_is_not_repeated(slipway: Sl
 
 
 @pytest.mark.parametrize("app", ["structured"], indirect=True)
-@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
+@pytest.mark.parametrize("how", ["ctrl-c", *wide("kill -9")])
 def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
     slipway: SlipwayCli, app: App, how: str
 ) -> None:

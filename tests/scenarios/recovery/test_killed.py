@@ -266,6 +266,7 @@ def test_killed_while_both_planes_are_asked_up_again_has_one_pod(killer: Killer)
     converges(killer, while_both_are_held, killer.down)
 
 
+@pytest.mark.wide
 def test_killed_while_a_surplus_group_is_given_back_up_again_says_what_it_cost(
     killer: Killer,
 ) -> None:
@@ -291,6 +292,7 @@ def test_killed_while_a_surplus_group_is_given_back_up_again_says_what_it_cost(
     converges(killer, while_a_group_is_given_back, end, grant_both, kills=1)
 
 
+@pytest.mark.wide
 def test_killed_while_a_group_that_waits_is_given_back_up_again_converges(killer: Killer) -> None:
     """It waits for quota without end; the TPU API grants a slice once both are asked."""
     killer.pod = (*EITHER.four, "cloud.quotas={preemptible-tpu-v6e: 0}")

@@ -44,7 +44,7 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
 BUCKET = "cloud.bucket=slipway-local-slipway-us-central2"  # which `folder_of` reads
 
 
-@pytest.mark.one_plane
+@pytest.mark.wide
 def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(
     homes: Any, plane: Plane
 ) -> None:
