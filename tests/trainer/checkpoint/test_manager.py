@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.controller.localcloud.conftest import cloud as cloud
 from tests.trainer.buckets import BUCKET
 from tests.trainer.buckets import bucket as bucket
@@ -303,7 +303,7 @@ def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-@pytest.mark.parametrize("size", [7, *deep(60 << 20)])
+@pytest.mark.parametrize("size", [7, *wide(60 << 20)])
 def test_a_file_of_a_folder_and_an_object_of_a_bucket_are_created_once(bucket, tmp_path, size) -> None:
     for folder in (str(tmp_path), f"{BUCKET}/once-{size}"):
         path = epath.Path(folder) / "journal" / "0.npz"

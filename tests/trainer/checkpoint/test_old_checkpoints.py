@@ -10,7 +10,7 @@ import yaml
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFile
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.trainer import conftest
 from tests.trainer.fixtures.make_checkpoints import SMALL, STEP, sum_of
 from tests.trainer.lives import saved, train
@@ -61,7 +61,7 @@ def test_the_weights_are_exported(name: str, tmp_path: Path) -> None:
     assert sum_of(before) == sum_of(after) == made["average" if name == "lm" else "params"]
 
 
-@pytest.mark.parametrize("name", ["lm", *deep("grpo")])
+@pytest.mark.parametrize("name", ["lm", *wide("grpo")])
 def test_training_goes_on(name: str, tmp_path: Path) -> None:
     conftest.make_lm_run(tmp_path)  # its text, of which the run's is a copy
     raw, _ = unpacked(name, tmp_path)

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from conf.schema.training.data import JsonlData
 from conf.schema.training.run_yaml import RunFileError
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.corpus import files, rows, source
 from trainer.corpus.parquet import ParquetSource
@@ -201,7 +201,7 @@ class TestHostileFiles:
             with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet"):
                 self.read(tmp_path / "a.parquet")
 
-    @pytest.mark.parametrize("count", [100, *deep(5000)])
+    @pytest.mark.parametrize("count", [100, *wide(5000)])
     def test_a_parquet_file_with_altered_bytes_is_read_or_named(self, tmp_path, count):
         """Parquet has no checksums by default, so altered text may pass; nothing else does."""
         write_parquet(tmp_path / "a.parquet", make_documents(40), 10)

@@ -8,7 +8,7 @@ import pytest
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.distributed.runtime import shard_batch
@@ -139,7 +139,7 @@ def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case, diffe
     assert sums["loss"][1] == ROWS
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", *deep("grpo")])
+@pytest.mark.parametrize("name", ["dr_grpo", *wide("grpo")])
 def test_a_batch_in_a_longer_bucket_is_the_same_batch(small, case, name):
     """Loss, its count, gradient and what is told, whatever lies before, between and behind responses."""
     params, batch, _ = case
@@ -176,7 +176,7 @@ def test_logprobs_are_those_of_the_next_token(small, case):
     np.testing.assert_allclose(supervised["loss"], [-(logprob * batch["mask"]).sum(), batch["mask"].sum()], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", *deep("grpo", "token_mean", "gspo")])
+@pytest.mark.parametrize("name", ["dr_grpo", *wide("grpo", "token_mean", "gspo")])
 def test_many_devices_or_parts_equal_one(small, case, name):
     """Update and metrics, however tokens and samples that are left out fall on devices and parts."""
     params, batch, _ = case

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.loop_parts import PuzzleLoop, Trm
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.models import trm_reference as reference
@@ -43,7 +43,7 @@ def incoming(step: int) -> dict[str, np.ndarray]:
     return reference.puzzles(step) | {"min_steps": np.zeros(reference.BATCH, np.int32)}
 
 
-@pytest.mark.parametrize("case", ["mlp", *deep("learned", "attention_cycles", "mlp_cycles")])
+@pytest.mark.parametrize("case", ["mlp", *wide("learned", "attention_cycles", "mlp_cycles")])
 def test_three_chained_updates_are_those_of_the_authors_code(case: str) -> None:
     """Same weights, same puzzles. A row that halts takes the next puzzle; halting decisions are equal."""
     states, gradients = {"attention_cycles": (1e-3, 5e-3), "mlp_cycles": (1e-2, 5e-3)}.get(case, (1e-4, 1e-4))

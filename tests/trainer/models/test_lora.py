@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.optimizer import Adamw
 from conf.schema.training.run_yaml import RunFileError
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.lives import train
@@ -131,7 +131,7 @@ def test_frozen_weights_have_no_moments_no_average_and_their_own_dtype(tiny: Mod
     assert {state.params["layers"][name].dtype for name in names} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("sizes", [None, *deep((2, 2, 2))])
+@pytest.mark.parametrize("sizes", [None, *wide((2, 2, 2))])
 def test_an_update_changes_adapters_only_and_equally_on_a_mesh(tiny: Model, adamw: Adamw, sizes: Any) -> None:
     lora = Lora(r=2, lora_alpha=4, target_modules=("layers.*",), base_dtype="float32")
     cfg = tiny.model_copy(update={"lora": lora, "num_layers": 1})

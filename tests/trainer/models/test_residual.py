@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.models import nash_reference
@@ -142,7 +142,7 @@ def test_gradients_equal_finite_differences_and_are_finite_where_all_tokens_are_
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("form", ["mhc", *deep("mhc_lite", "nash_hc")])
+@pytest.mark.parametrize("form", ["mhc", *wide("mhc_lite", "nash_hc")])
 def test_greedy_replies_with_a_cache_are_those_of_whole_rows(form):
     cfg = model_of(residual=form)
     params, prompts = perturbed(cfg), [[3, 1, 4, 1], [5, 9, 2]]

@@ -10,7 +10,7 @@ import pytest
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.groups import load_group as values
 from trainer.losses import grpo
 from trainer.models import weights
@@ -42,7 +42,7 @@ def batch() -> dict[str, jax.Array]:
 FAMILIES = {"gemma2": {}, "gpt2": values("model/family/gpt2")}
 
 
-@pytest.fixture(scope="module", params=["gemma2", *deep("gpt2")])
+@pytest.fixture(scope="module", params=["gemma2", *wide("gpt2")])
 def model(request: pytest.FixtureRequest) -> tuple[Model, weights.Params]:
     """With windows shorter than a response, soft-caps and rotary positions; with learned positions."""
     computed = {"sliding_window": 5, "activation_dtype": "float32", "remat": "full", "logit_chunk": 4}

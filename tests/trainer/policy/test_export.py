@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.fakes.chat_templates import OWN
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
@@ -43,7 +43,7 @@ def checkpoint_of(family: str, lm_run: dict[str, Any], make_checkpoint: MakeChec
 
 
 # our own format knows no families
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", *deep("gemma3", "llama3", "qwen2", "qwen3")])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", *wide("gemma3", "llama3", "qwen2", "qwen3")])
 def test_an_exported_checkpoint_has_the_same_bits(
     family: str, lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.paths import SHARED
 from trainer.rewards.equal import canonicalize
 from trainer.rewards.extract import MAX_STATEMENT_CHARS, extract_answer
@@ -353,7 +353,7 @@ def test_one_answer_has_one_vote(answers: list[str], canonical: str) -> None:
 GSM8K = [SHARED / "data" / "gsm8k" / f"{split}.jsonl" for split in ("train", "test")]
 
 
-@pytest.mark.parametrize("every", [50, *deep(1)])
+@pytest.mark.parametrize("every", [50, *wide(1)])
 def test_every_answer_of_gsm8k_is_right_in_each_form_behind_its_worked_solution(every: int) -> None:
     if not all(file.exists() for file in GSM8K):
         pytest.skip("needs GSM8K")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf.schema.training import loop
 from conf.schema.training.run_yaml import RunFileError
-from tests.conftest import deep
+from tests.conftest import wide
 from trainer.rewards.functions import REWARDS, answer_match, boxed, check_columns, resolve
 from trainer.rewards.pool import RewardPool, RewardResult, Submission
 
@@ -148,7 +148,7 @@ def test_names_in_the_config_are_those_of_the_functions() -> None:
     assert tuple(REWARDS) == loop.REWARDS
 
 
-@pytest.mark.parametrize("every", [20, *deep(1)])
+@pytest.mark.parametrize("every", [20, *wide(1)])
 def test_adversarial_responses_neither_crash_nor_hang(short_pool, every: int) -> None:
     texts = adversarial(random.Random(0))[::every]
     assert len(texts) == 1000 / every

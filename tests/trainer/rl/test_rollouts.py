@@ -11,7 +11,7 @@ import pytest
 from conf.schema.training.data import ArithmeticData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.golden import golden
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
@@ -280,7 +280,7 @@ def rollout() -> dict[str, np.ndarray]:
     return batch | {name: random.random(16, np.float32) for name in ROW_FIELDS}
 
 
-@pytest.mark.parametrize("sizes", [(2, 1, 1), *deep((1, 2, 1))])
+@pytest.mark.parametrize("sizes", [(2, 1, 1), *wide((1, 2, 1))])
 def test_groups_computed_in_parts_give_the_update_and_the_scores_of_the_whole(grpo_run, sizes):
     """Eight rows for each device: four groups, or two at a time."""
     mesh, batch, found = make_mesh(*sizes), rollout(), []

@@ -11,7 +11,7 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.trainer.conftest import make_mesh
 from tests.trainer.models.reference_models import described, expected_of, params_of
 from trainer.losses import token_logprobs
@@ -93,7 +93,7 @@ def test_logprobs_are_those_of_the_trainer(tiny, temperature):
     "changes",
     [
         {"sizes": (1, 8, 1), "mesh": Mesh(data=-1, fsdp=1, tensor=2), "slots": 8, "chunk": 4},
-        *deep(
+        *wide(
             {"slots": 5, "chunk": 2},
             {"slots": 1, "chunk": 7},
             {"sizes": (4, 1, 1), "slots": 8, "chunk": 3},
@@ -259,7 +259,7 @@ def test_tokens_of_many_characters_are_kept_whole():
 
 # gpt2 has the biases of qwen2; llama3 has nothing that qwen3 has not
 @pytest.mark.parametrize(
-    "family", ["gemma2", "llama_biases", *deep("gemma3", "gpt2", "nanochat", "qwen3", "qwen2_window")]
+    "family", ["gemma2", "llama_biases", *wide("gemma3", "gpt2", "nanochat", "qwen3", "qwen2_window")]
 )
 def test_greedy_replies_equal_the_reference(family):
     """Prompts of eight lengths, some longer than the window of local layers; the reference answered each alone."""

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.trainer.conftest import make_mesh
 from trainer.distributed.mesh import num_shards
 from trainer.fit import remat
@@ -114,7 +114,7 @@ VOCAB = 8 * 127
 laid out or flattened: no other axis has it."""
 
 
-@pytest.fixture(params=["lm", *deep("grpo")])
+@pytest.fixture(params=["lm", *wide("grpo")])
 def wide_experiment(request: pytest.FixtureRequest) -> RunFile:
     raw, half = request.getfixturevalue(f"{request.param}_run"), LENGTH // 2
     sizes = {"total_batch_tokens": ROWS * LENGTH, "seq_len": LENGTH}
@@ -124,7 +124,7 @@ def wide_experiment(request: pytest.FixtureRequest) -> RunFile:
     return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes})
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *wide((8, 1, 1))])
 def test_logits_exist_for_a_chunk_of_positions(wide_experiment, sizes):
     """And every program compiles from its shapes."""
     devices = math.prod(sizes)

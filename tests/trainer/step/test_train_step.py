@@ -13,7 +13,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from conf.schema.training.model import Lora, Model
-from tests.conftest import deep
+from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh as meshes
@@ -110,7 +110,7 @@ def guarded(adamw):
     return adamw.model_copy(update={"ema_decay": 0.2, "nan_policy": "skip"})
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *wide((8, 1, 1))])
 def test_many_devices_equal_one(tiny, guarded, sizes):
     assert_equal_one(tiny, guarded, sizes, 3, 2e-5, 2e-5)
 
@@ -122,7 +122,7 @@ def test_fifty_updates_on_any_mesh(tiny, adamw, sizes, scan):
     assert_equal_one(tiny.model_copy(update=layers), adamw, sizes, 50, 1e-4, 1e-4)
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((1, 4, 2))])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *wide((1, 4, 2))])
 def test_activations_are_split_as_the_table_says(tiny, adamw, sizes):
     """Of all arrays of the compiled update, those whose size is a multiple of the sequence's prime length."""
     length, devices = 23, make_mesh(*sizes)
@@ -151,7 +151,7 @@ def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
     assert state.params["layers"]["up"].sharding.spec == placed.spec
 
 
-@pytest.mark.parametrize("sizes", [(4, 1, 1), *deep((1, 2, 2))])
+@pytest.mark.parametrize("sizes", [(4, 1, 1), *wide((1, 2, 2))])
 def test_a_batch_in_parts_gives_the_gradient_of_the_whole(tiny, adamw, batch, sizes):
     """Though tokens are spread unevenly over the parts. With data parallelism alone, they share the one all-reduce."""
     devices, parts = make_mesh(*sizes), jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
