@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +142,19 @@ def wide(*values: object) -> list[object]:
     return [pytest.param(value, marks=[pytest.mark.deep, pytest.mark.wide]) for value in values]
 
 
-def seeds(requested: range | None, fast: Iterable[int], deep: int) -> list[object]:
+def seeds(requested: range | None, deep: int, nightly: int) -> list[object]:
     """Return the parameters of a test that runs once per seed.
 
     Args:
         requested: the seeds given on the command line, which are never deep; None for the usual ones.
-        fast: the seeds that every run tries.
-        deep: how many more `--deep` tries. They differ from commit to commit; the header of the run names the first.
+        deep: how many `--deep` tries. They differ from commit to commit; the header of the run names the first.
+        nightly: how many more are `wide`.
     """
     if requested is not None:
         return [*requested]
     first = _commit_seed()
-    return [*fast, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(first, first + deep))]
+    tried = [pytest.param(seed, marks=pytest.mark.deep) for seed in range(first, first + deep)]
+    return [*tried, *wide(*range(first + deep, first + deep + nightly))]
 
 
 def _commit_seed() -> int:

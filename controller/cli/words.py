@@ -90,13 +90,16 @@ def raise_if_mistyped(verb: str, argv: Sequence[str], flags: Sequence[Flag]) -> 
     """
     taken = {name for flag in flags for name in flag.names}
     valued = {name for flag in flags if flag.argparse_options.get("action") != "store_true" for name in flag.names}
+    positional = [flag for flag in flags if not flag.names[0].startswith("-")]
+    takes_two = len(positional) > 1 or any(flag.argparse_options.get("nargs") == "*" for flag in positional)
     for at, word in enumerate(argv):
         flag, before = word.partition("=")[0], argv[at - 1] if at else ""
-        if flag in OTHER_FLAGS and flag not in taken:
-            raise ConfigError(f"{verb}: has no {flag}; {OTHER_FLAGS[flag]}")
         if before in valued or flag in taken or ("=" in word[:-1] and word[0] != "-"):
             continue
-        if meant := _problem_of_value(argv[at:]):
+        if flag in OTHER_FLAGS:
+            raise ConfigError(f"{verb}: has no {flag}; {OTHER_FLAGS[flag]}")
+        rest = argv[at : at + 1] if takes_two else argv[at:]  # `get data logs` names a run and a path
+        if meant := _problem_of_value(rest):
             raise ConfigError(f"{verb}: {meant}")
 
 

@@ -176,13 +176,20 @@ class OwnProgram:
             return
         top, *inner = module.split(".")
         if not (self.folder / top).is_dir():
-            if not (self.folder / f"{top}.py").is_file() and importlib.util.find_spec(top) is None:
+            if not (self.folder / f"{top}.py").is_file() and not _is_importable(top):
                 raise ConfigError(f"-m {module}: {self.folder} has no {top}, nor have Slipway's packages; {cure}")
             return
         target = self.folder.joinpath(top, *inner)
         file = target / "__main__.py" if target.is_dir() else target.with_suffix(".py")
         if not file.is_file():
             raise ConfigError(f"-m {module}: there is no {file.relative_to(self.folder)} in {self.folder}")
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # of a module without a file of its own, such as __main__
+        return False
 
 
 def shell_line(argv: Sequence[str]) -> tuple[str, str] | None:

@@ -5,6 +5,7 @@ https://cloud.google.com/storage/docs/request-preconditions
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
@@ -274,9 +275,12 @@ def record_cancellations(context: Context, bucket: str, runs: Iterable[str]) -> 
     for run_id in runs:
         try:
             Ledger(context.google, bucket, run_id).record_cancellation()
-            index.mark_ended(context.google, bucket, run_id, "cancelled", now)
         except SlipwayError as error:
             problems.append(str(error))
+        try:
+            index.mark_ended(context.google, bucket, run_id, "cancelled", now)
+        except SlipwayError as error:  # its controller has been told all the same
+            print(f"warning: the bucket's table of runs shows {run_id} as it was: {error}", file=sys.stderr)
         with context.local_notes.best_effort(index.index_file(context.state_dir)):
             known = {row["run"]: row.get("state") for row in index.load_rows(context.state_dir)}
             if known.get(run_id) == "running":

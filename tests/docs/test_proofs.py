@@ -9,6 +9,7 @@ from tests.groups import load_yaml
 from tests.paths import ROOT
 
 NAMED = re.compile(r"(?P<path>\btests/[\w/]+\.py)(?:::(?P<test>\w+))?|`(?P<sibling>test_\w+\.py)`")
+NIGHTLY = re.compile(r"^@pytest\.mark\.wide\b", re.MULTILINE)
 SKIPS = re.compile(r"pytest\.(?:importorskip\(\"(?P<package>\w+)|(?:mark\.)?(?:skip|skipif|xfail)\b)")
 EVERYWHERE = (
     "who leaves the process group is found in /proc",
@@ -74,7 +75,7 @@ def functions_of(file: str) -> dict[str, bool]:
 
 def _may_skip(code: str) -> bool:
     found = [skip for skip in SKIPS.finditer(code) if not skip["package"] or skip["package"] not in DEPENDENCIES]
-    return bool(found) and not any(reason in code for reason in EVERYWHERE)
+    return bool(NIGHTLY.search(code)) or (bool(found) and not any(reason in code for reason in EVERYWHERE))
 
 
 def exists(named: str) -> bool:
@@ -93,6 +94,7 @@ def test_every_test_that_a_document_names_exists_and_one_of_each_row_runs_wherev
     always = {f"{file}::{test}" for file in _files(tables) for test, runs in functions_of(file).items() if runs}
     always |= {name.partition("::")[0] for name in always}
     assert {row: named for row, named in tables.items() if not always.intersection(named)} == {}
+    assert not any(functions_of("tests/scenarios/recovery/test_noticed.py").values()), "each night alone"
     assert "tests/trainer/fit/test_report.py::test_what_helps_is_found_on_a_chip_that_is_too_small" not in always
 
 

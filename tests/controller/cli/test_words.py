@@ -117,19 +117,24 @@ def test_groups_are_set_likewise(home: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "flags", "overrides"),
     [
-        "plan data.answer_mark= cloud=local",
-        "export --to gs://bucket/folder --tokenizer a.json",
-        "plan --plan my.yaml",
-        "forward 6006:6007",
-        "report -o a.html --x params",
-        "run --tpu v5e-8 -- python train.py --lr = 3 -e x",
-        "runs --where metrics.loss<0.5 --sort metrics.loss",
+        ("plan data.answer_mark= cloud=local", {}, ("data.answer_mark=", "cloud=local")),
+        ("export --to gs://bucket/folder --tokenizer a.json", {"to": "gs://bucket/folder", "tokenizer": "a.json"}, ()),
+        ("plan --plan my.yaml", {"plan": "my.yaml"}, ()),
+        ("forward 6006:6007", {"port": "6006:6007"}, ()),
+        ("report -o a.html --x params", {"output": "a.html", "x": "params"}, ()),
+        ("run --tpu v5e-8 cloud=local -- python train.py --lr = 3 -e x", {"tpu": "v5e-8"}, ("cloud=local",)),
+        ("runs --where metrics.loss<0.5 --sort metrics.loss", {"where": ["metrics.loss<0.5"]}, ()),
+        ("generate --prompt loop.steps:3 --out=-d", {"prompt": ["loop.steps:3"], "out": "-d"}, ()),
+        ("report model-0123abcd model data", {"runs": ["model-0123abcd", "model", "data"]}, ()),
+        ("get data logs", {"run": "data", "path": "logs"}, ()),
     ],
 )
-def test_what_is_meant_so_stays(home: Path, line: str) -> None:
-    parsed(line.split())
+def test_what_is_meant_so_stays(home: Path, line: str, flags: dict[str, object], overrides: tuple[str, ...]) -> None:
+    command = parsed(line.split())
+    assert {name: vars(command.flags)[name] for name in flags} == flags
+    assert command.overrides == overrides
 
 
 def test_an_experiment_is_near(home: Path) -> None:

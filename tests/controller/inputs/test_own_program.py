@@ -109,6 +109,7 @@ def test_a_program_that_would_not_be_there_is_found_at_once(repository: Path) ->
         "python -m nosuch.train": "-m nosuch.train: .* has no nosuch, nor have Slipway's packages",
         "python -u -m package.train": "-m package.train: there is no package/train.py",
         "python3 -m package": "-m package: there is no package/__main__.py",
+        "python3 -m __main__": "-m __main__: .* has no __main__",
     }.items():
         with pytest.raises(ConfigError, match=message):
             OwnProgram(tuple(words.split()), repository).overrides([])
@@ -116,11 +117,12 @@ def test_a_program_that_would_not_be_there_is_found_at_once(repository: Path) ->
 
 def test_what_only_the_workers_know_is_left_to_them(repository: Path) -> None:
     for words in ("timeout 60 python train.py", "/opt/own/prog", "python -m lab", "python -m http.server", "ls"):
-        OwnProgram(tuple(words.split()), repository).overrides([])
+        said = OwnProgram(tuple(words.split()), repository).overrides([])
+        assert said[1] == f"program.command={quote_words(words.split())}"
     for key in ("env.requirements=r.txt", "env.vars.PATH=/opt/bin", "program.setup=[[make]]", "+experiment=mine"):
-        OwnProgram(("nosuchprog",), repository).overrides([key])
+        assert OwnProgram(("nosuchprog",), repository).overrides([key])[-1] == key
     (repository / "requirements.txt").write_text("accelerate\n")
-    OwnProgram(("accelerate", "launch", "train.py"), repository).overrides([])
+    assert "env.requirements=requirements.txt" in OwnProgram(("accelerate", "launch"), repository).overrides([])
 
 
 @pytest.mark.parametrize(

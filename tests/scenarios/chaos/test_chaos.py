@@ -24,7 +24,8 @@ JUMPING = 5
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
         either = metafunc.function is test_a_schedule_on_either_plane_ends_with_the_same_numbers
-        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(), deep=2 if either else 3))
+        half = 2 if either else 3
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), deep=half, nightly=half))
 
 
 def of_counter(seed: int, plane: Plane) -> tuple[int, tuple[Spec, ...]]:

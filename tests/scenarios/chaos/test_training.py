@@ -23,7 +23,7 @@ TRAINING = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos-training"), fast=(), deep=1))
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos-training"), deep=1, nightly=1))
 
 
 def of_training(seed: int) -> tuple[Spec, ...]:

@@ -12,7 +12,7 @@ from tests.scenarios.experiments.test_quickstart import assert_same, folder_of, 
 
 __all__ = ["homes"]
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
-STEPS = 20
+STEPS = 40
 SHORT = [
     "+experiment=lm_tinyshakespeare",
     "scale=tiny",

@@ -214,13 +214,14 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
 
-@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")], ids=" ".join)
+@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("stop", "--yes")], ids=" ".join)
 def test_a_detached_run_that_is_ended_is_ended_in_both_tables(slipway: SlipwayCli, verb: tuple[str, ...]) -> None:
     """Nobody drives it, so the verb that ends it says so."""
-    assert slipway("up", "--detach", SLOW)[0] == 0
+    pod = ["tpu=v5litepod_8", "tpu.capacity=on_demand"] if verb[0] == "stop" else []
+    assert slipway("up", "--detach", SLOW, *pod)[0] == 0
     [row] = json.loads(typed(slipway, "runs", "--json")[1])
     assert row["state"] == "running"
-    assert slipway(*verb, SLOW)[0] == 0
+    assert slipway(*verb, SLOW, *pod)[0] == 0
     [row] = json.loads(typed(slipway, "runs", "--json")[1])
     assert (row["state"], row["ended"] >= row["created"]) == ("cancelled", True)
     [published] = json.loads(slipway("runs", "--refresh", "--json")[1])
