@@ -163,9 +163,10 @@ def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
         problems = [*_booleans_as_numbers(raw, config)]
         return (None if problems else config), problems
     except ValidationError as error:
-        problems = [_problem(raw, item) for item in error.errors()]
+        problems = _merged([_problem(raw, item) for item in error.errors()])
         unknown = [_key_path(raw, e["loc"]) for e in error.errors() if e["type"] == "extra_forbidden"]
-    if len(unknown) < len(problems):
+        error_count = error.error_count()
+    if len(unknown) < error_count:
         return None, problems
     try:
         return Config.model_validate(_drop_paths(raw, unknown)), problems
@@ -176,6 +177,11 @@ def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
 def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
     path = _key_path(raw, error["loc"])
     key = ".".join(path)
+    if path[:2] in (["env", "secrets"], ["notify", "webhook"]) and error["type"] != "extra_forbidden":
+        return ConfigProblem(
+            key,
+            f"names where a secret is, and never holds it; {NAMED_SOURCES} (what you gave is not shown)",
+        )
     if error["type"] == "extra_forbidden":
         known = _sibling_keys(path)
         if new := successors(path, error["input"]):
@@ -184,9 +190,7 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
             section = ".".join(path[:-1])
             whole = f"{section}=…" if len(path) == 2 else f"{section}={{kind: …}}"
             way = "choose its group" if len(path) == 2 else "set the section whole"
-            return ConfigProblem(
-                key, f"belongs to another kind of this section; {way} ({whole}), or remove the key (~{key})"
-            )
+            return ConfigProblem(key, f"{OTHER_KIND} {way} ({whole}), or remove the key (~{key})")
         if "." in path[-1]:
             nested = path[-1].replace(".", ": {") + ": …" + "}" * path[-1].count(".")
             return ConfigProblem(key, f"a key of a file has no dots; write {nested}, or a line for each part")
@@ -198,6 +202,23 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
     if error["type"] == "union_tag_not_found":
         way = f"choose its group: {key}=…, in a file `override /{key}: …` in `defaults`" if len(path) == 1 else "set it"
         return ConfigProblem(key, f"has no `kind`; {way}")
+    if error["type"] == "union_tag_invalid":
+        return ConfigProblem(f"{key}.kind", _unknown_choice(error["ctx"]["tag"], _kinds(path)))
+    if error["type"] in ("model_attributes_type", "model_type", "dict_type") and (known := _sibling_keys([*path, ""])):
+        kinds, given = _kinds(path), error["input"]
+        meant = (
+            f"did you mean {key}.kind={given}" if given in kinds else f"set one of them, such as {key}.{min(known)}=…"
+        )
+        shown = f"kinds: {', '.join(kinds)}" if kinds else f"keys: {', '.join(sorted(known))}"
+        return ConfigProblem(key, f"is a section with keys, not {escape_line(repr(given))}; {meant}; {shown}")
+    if error["type"] == "float_parsing" and path[:-1] == ["loop", "rewards"] and ":" in str(error["input"]):
+        function, _, weight = str(error["input"]).rpartition(":")
+        name = f"{path[-1]}\\:{function}"
+        return ConfigProblem(
+            "loop.rewards", f"a colon in a name is written \\: on the command line: {{{name}: {weight.strip()}}}"
+        )
+    if error["type"] == "value_error" and error["loc"][-1:] == (path[-1],) and not _is_there(raw, path):
+        key = ".".join(path[:-1])  # pydantic's name for the kind of a section
     if error["type"] == "tuple_type" and isinstance(error["input"], str) and error["input"]:
         items = ", ".join(shlex.split(error["input"], posix=False))
         return ConfigProblem(key, f"must be a list of words, not a string: '{key}=[{items}]'")
@@ -214,6 +235,56 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
     # A whole section would hide the message, which names the keys that matter.
     got = "" if isinstance(error["input"], dict) else f" (got {escape_line(repr(error['input']))})"
     return ConfigProblem(key, f"{message[0].lower()}{message[1:]}{got}")
+
+
+NAMED_SOURCES = "use env, env:NAME, file:PATH or secretmanager:projects/P/secrets/S"
+OTHER_KIND = "belongs to another kind of this section;"
+
+
+def _merged(problems: list[ConfigProblem]) -> list[ConfigProblem]:
+    """Say in one line which keys are of another kind of a section, behind what else is wrong: it explains them."""
+    sections: dict[str, list[str]] = {}
+    for each in problems:
+        if each.message.startswith(OTHER_KIND):
+            sections.setdefault(each.key.rpartition(".")[0], []).append(each.key)
+    found = [each for each in problems if not each.message.startswith(OTHER_KIND)]
+    for section, keys in sections.items():
+        if len(keys) == 1:
+            found += [each for each in problems if each.key == keys[0] and each.message.startswith(OTHER_KIND)]
+            continue
+        names = ", ".join(key.rpartition(".")[2] for key in keys)
+        message = f"{names} belong to another kind of this section; remove them: {' '.join(f'~{key}' for key in keys)}"
+        found.append(ConfigProblem(section, message))
+    return found
+
+
+def _kinds(path: list[str]) -> list[str]:
+    """Return the kinds of the section at a path; none if it has but one."""
+    models: list[type[BaseModel]] = [Config]
+    for part in path:
+        if not part.isdigit():
+            fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+            models = [m for annotation in fields for m in _models_in(annotation)]
+    fields = [m.model_fields["kind"].annotation for m in models if "kind" in m.model_fields]
+    return [*dict.fromkeys(kind for annotation in fields for kind in get_args(annotation))]
+
+
+def _unknown_choice(given: str, choices: list[str]) -> str:
+    near = difflib.get_close_matches(given, choices, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown kind {escape_line(repr(given))}; {hint}choices: {', '.join(choices)}"
+
+
+def _is_there(raw: Any, path: list[str]) -> bool:
+    """Return whether composed data have the key."""
+    for part in path:
+        if isinstance(raw, list) and part.isdigit() and int(part) < len(raw):
+            raw = raw[int(part)]
+        elif isinstance(raw, dict) and part in raw:
+            raw = raw[part]
+        else:
+            return False
+    return True
 
 
 def escape_line(text: str) -> str:

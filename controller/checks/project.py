@@ -46,7 +46,11 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
     """The bundled trainer has no default model, data, loop or optimizer."""
     if config.program.kind != "trainer":
         return
-    for group in ("model", "data", "loop", "optimizer"):
+    groups = ("model", "data", "loop", "optimizer")
+    if not any(getattr(config, group) is not None for group in groups):
+        yield Issue("nothing says what to run; choose +experiment=NAME, or give a program: -- PROGRAM …", "program")
+        return
+    for group in groups:
         if getattr(config, group) is None:
             yield Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group)
 

@@ -266,7 +266,8 @@ def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> st
     hint = f"did you mean {group}={near[0]}? " if near else ""
     hint = f"~{group} removes it; " if name.lower() == "null" else hint
     hint = f"{found}; " if (found := _elsewhere(folder, group, name, groups)) else hint
-    return f"no {group} named {name!r}; {hint}choices: {', '.join(groups[group])}"
+    shown = [each for each in groups[group] if group != "scale" or not each.startswith("tiny_")]  # `tiny` chooses these
+    return f"no {group} named {name!r}; {hint}choices: {', '.join(shown)}"
 
 
 def _elsewhere(folder: Path | None, group: str, name: str, groups: Groups) -> str:

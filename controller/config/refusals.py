@@ -36,17 +36,31 @@ def explained(
         raise ConfigError(_explain(error, overrides, extra_dir, groups(extra_dir))) from error
 
 
+SECRET = re.compile(r"[+~]*(env|env\.secrets|notify|notify\.webhook)(\.[^.]*)?")
+"""Keys below which somebody may have typed a secret: no message shows what."""
+
+
 def several_values(key: str, value: str) -> str:
+    if SECRET.fullmatch(key) and not key.startswith("env.vars"):
+        return _hidden(key, "has several values, which are not shown")
     return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
 
 
 def unparsable(key: str, value: str, error: Exception) -> str:
     """Return why Hydra's grammar refuses a value: what a function of it says, or else how to quote the value."""
+    if SECRET.fullmatch(key) and not key.startswith("env.vars"):
+        return _hidden(key, "its value, which is not shown, cannot be parsed")
     reason = " ".join(str(error).split())
     if "while evaluating" in reason or "Unknown function" in reason:
         nested = re.search(r"Sweep is incompatible|nesting choices", reason)
         return f"{key}: {reason}{'; list the values in its place' if nested else ''}"
     return f"{key}: {value!r} cannot be parsed; {_quoting_hint(key, value)}"
+
+
+def _hidden(key: str, problem: str) -> str:
+    from conf.schema.config import NAMED_SOURCES  # verbs that need no config import no schema
+
+    return f"{key}: {problem}; {NAMED_SOURCES}"
 
 
 def require_lone_functions(key: str, value: Any) -> None:

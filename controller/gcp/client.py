@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.core.this_process import TOLERANCE_SECONDS, Clock
 from controller.gcp.connections import make_connection, use_proxies
-from controller.gcp.credentials import LOG_IN_AGAIN, NO_CREDENTIALS
+from controller.gcp.credentials import LOG_IN_AGAIN, NO_CREDENTIALS, absent_file
 from controller.gcp.google_errors import (
     UNREACHABLE,
     ConflictError,
@@ -257,7 +257,7 @@ class GoogleClient:
 
     def _with_retries(self, act: Callable[..., Any], *arguments: Any) -> Any:
         if self._credentials is None:
-            raise NoCredentialsError(NO_CREDENTIALS)
+            raise NoCredentialsError(absent_file() or NO_CREDENTIALS)
         return self._retries.call(act, *arguments, api=arguments[0] if act == self._execute_once else "")
 
     def _execute_once(

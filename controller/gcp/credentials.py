@@ -12,6 +12,7 @@ from controller.core.errors import ConfigError
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
+VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or set cloud=local"
 LOG_IN_AGAIN = "log in again: `gcloud auth application-default login`; a service account needs a right clock"
 
@@ -41,7 +42,7 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     Raises:
         ConfigError: the file holds no credentials.
     """
-    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    named = os.environ.get(VARIABLE)
     file = Path(named) if named else _gcloud_folder() / "application_default_credentials.json"
     if not file.is_file():
         return _metadata_credentials() if named is None else None
@@ -57,7 +58,7 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
         try:
             loaded, _ = google.auth.load_credentials_from_file(str(file))
         except (GoogleAuthError, ValueError, OSError, AttributeError) as error:  # the last: JSON, but no object
-            named_by = "GOOGLE_APPLICATION_CREDENTIALS: " if named else ""
+            named_by = f"{VARIABLE}: " if named else ""
             message = str(error.args[0] if error.args else error)
             raise ConfigError(
                 f"{named_by}{file} holds no usable Google credentials ({message}); "
@@ -67,6 +68,14 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     if quota_project and isinstance(credentials, UserCredentials) and not credentials.quota_project_id:
         return credentials.with_quota_project(quota_project)
     return credentials
+
+
+def absent_file() -> str:
+    """Say that the file which the environment names does not exist; "" if it does, or names none."""
+    named = os.environ.get(VARIABLE)
+    if not named or Path(named).is_file():
+        return ""
+    return f"no Google credentials: {VARIABLE} names {named}, and there is no such file; correct or unset the variable"
 
 
 def _metadata_credentials() -> Credentials | None:

@@ -82,10 +82,14 @@ WANDB_NAME = r"^[^/\\#?%:\s]+$"
 class Wandb(Strict):
     """Config and metrics also go to Weights & Biases, with one W&B run per run (https://docs.wandb.ai)."""
 
-    project: str = Field(max_length=128, pattern=WANDB_NAME, description="W&B project. Created if missing.")
-    entity: str | None = Field(max_length=128, pattern=WANDB_NAME, description="Team or user. null: the API key's own.")
+    project: str = Field(
+        default="slipway", max_length=128, pattern=WANDB_NAME, description="W&B project. Created if missing."
+    )
+    entity: str | None = Field(
+        default=None, max_length=128, pattern=WANDB_NAME, description="Team or user. null: the API key's own."
+    )
     mode: Literal["online", "offline"] = Field(
-        description="offline: write files next to the results for `wandb sync`; needs no key."
+        default="online", description="offline: write files next to the results for `wandb sync`; needs no key."
     )
 
 
@@ -94,7 +98,11 @@ class Logging(Strict):
 
     log_interval: int = Field(ge=1, description="Updates between metric lines.")
     profile: Annotated[ProfileSettings | None, VOLATILE] = Field(description="Trace of lm updates. null: none.")
-    wandb: Annotated[Wandb | None, VOLATILE] = Field(description="W&B settings. null: off. See docs/runs.md.")
+    wandb: Annotated[
+        Wandb | None,
+        VOLATILE,
+        BeforeValidator(lambda value: ({} if value else None) if isinstance(value, bool) else value),
+    ] = Field(description="W&B settings; true: all by default. null: off. See docs/runs.md.")
 
 
 BUILT_IN: Mapping[str, str] = {

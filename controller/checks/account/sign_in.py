@@ -10,7 +10,7 @@ from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Issue, check
 from controller.core.text import format_duration
-from controller.gcp.credentials import NO_PROJECT, missing_project
+from controller.gcp.credentials import NO_PROJECT, absent_file, missing_project
 from controller.gcp.google_errors import (
     ForbiddenError,
     GoogleError,
@@ -35,8 +35,9 @@ def has_credentials(config: Config, context: Context) -> Iterator[Issue]:
     """
     if not context.google.has_credentials:
         yield Issue(
-            "no Google credentials, so nothing was checked; run `gcloud auth application-default login` (and `gcloud "
-            "auth login` for the commands of gcloud), or set cloud=local"
+            absent_file()
+            or "no Google credentials, so nothing was checked; run `gcloud auth application-default login` (and "
+            "`gcloud auth login` for the commands of gcloud), or set cloud=local"
         )
         return
     try:

@@ -19,6 +19,7 @@ from controller.config.compose import compose
 from controller.core.errors import ConfigError
 from controller.core.events import confirm
 from controller.core.text import plural
+from controller.gcp.credentials import absent_file
 from controller.records import index
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def run_init(command: Command) -> int:
         raise ConfigError(f"{' and '.join(present)} already there; pass --yes to overwrite")
     with open_context(config) as (context, _):
         if not context.google.has_credentials:
-            raise ConfigError(SIGN_IN_MESSAGE)
+            raise ConfigError(absent_file() or SIGN_IN_MESSAGE)
         with command.options.showing("asking what every zone offers, and for the quotas"):
             placements = find_placements(context)
         if placements.unknown:

@@ -303,3 +303,87 @@ def test_a_file_in_another_folder_is_found(path: str, said: str, tmp_path: Path)
     told = refusal(["+experiment=mine"], here / "slipway")
     assert told.startswith("experiment: no experiment named 'mine'; ")
     assert said in told
+
+
+QUICKSTART = "+experiment=quickstart"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("optimizer.schedule=cosine", "optimizer.schedule: is a section with keys, not 'cosine'; did you mean "
+         "optimizer.schedule.kind=cosine; kinds: constant, cosine, linear, warmup_stable_decay, piecewise"),
+        ("optimizer.schedule.kind=cosin", "optimizer.schedule.kind: unknown kind 'cosin'; did you mean 'cosine'? "
+         "choices: constant, cosine, linear, warmup_stable_decay, piecewise"),
+        ("logging.wandb=mine", "logging.wandb: is a section with keys, not 'mine'; set one of them, such as "
+         "logging.wandb.entity=…; keys: entity, mode, project"),
+        ("model.num_heads=5", "model: num_heads (5) must be a multiple of num_kv_heads (2)"),
+        ("loop.rewards={mine:close:1.0}", "loop.rewards: a colon in a name is written \\: on the command line: "
+         "{mine\\:close: 1.0}"),
+        ("scale=small", "scale: no scale named 'small'; choices: full, tiny"),
+    ],
+)  # fmt: skip
+def test_a_value_in_place_of_a_section_or_a_kind_that_is_none(words: str, said: str) -> None:
+    try:
+        found = [str(problem) for problem in compose([QUICKSTART, words])[1]]
+    except ConfigError as error:
+        found = [*error.problems]
+    assert any(each.startswith(said) for each in found), found
+
+
+def test_keys_of_another_kind_are_one_line_behind_what_is_wrong() -> None:
+    found = [str(problem) for problem in compose([QUICKSTART, "loop=lm", "loop.stepz=3"])[1]]
+    assert found[0] == "loop.stepz: unknown key; did you mean loop.steps?"
+    [other] = [each for each in found if "belong to another kind of this section" in each]
+    assert other.startswith("loop: prompts_per_step, group_size, ")
+    keys = other.partition("remove them: ")[2].split()
+    problems = compose([QUICKSTART, "loop=lm", "loop.stepz=3", *keys])[1]
+    assert [problem.key for problem in problems] == ["loop.stepz"]
+
+
+@pytest.mark.parametrize("value", ["true", "{}", "{project: mine}", "{mode: offline}"])
+def test_wandb_is_on_with_what_it_needs(value: str) -> None:
+    config, problems = compose([QUICKSTART, f"logging.wandb={value}"])
+    assert problems == []
+    assert config is not None
+    assert config.logging is not None
+    assert config.logging.wandb is not None
+    assert (config.logging.wandb.entity, config.logging.wandb.project) == (
+        None,
+        "mine" if "mine" in value else "slipway",
+    )
+    assert compose([QUICKSTART, "logging.wandb=false"])[0] == compose([QUICKSTART])[0]
+
+
+SECRET = "sk-0123456789"
+TYPED = [
+    f"env.secrets={{WANDB_API_KEY: {SECRET}}}",
+    f"env.secrets.WANDB_API_KEY={SECRET}",
+    f"env.secrets.WANDB_API_KEY={SECRET},b",
+    f"env.secrets.WANDB_API_KEY={SECRET}(c",
+    f"env.secrets.WANDB_API_KEY={{a: {SECRET}}}",
+    f"env.secrets={SECRET}",
+    f"env.secrets=[{SECRET}]",
+    f"env.secrets={{A: {SECRET}(}}",
+    f"notify.webhook=https://hooks.example/{SECRET}",
+    f"notify.webhook=https://hooks.example/{SECRET},x",
+]
+
+
+@pytest.mark.parametrize("word", TYPED)
+def test_a_secret_in_place_of_its_source_is_not_shown(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from controller.cli import main
+
+    assert main.run(["plan", QUICKSTART, word]) == 2
+    said = "".join(capsys.readouterr())
+    assert SECRET not in said
+    assert "use env, env:NAME, file:PATH or secretmanager:projects/P/secrets/S" in " ".join(said.split()) or "[" in word
+
+
+def test_a_secret_in_a_file_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    secrets = f"env: {{secrets: {{A: {SECRET}, B: [{SECRET}], C: {{d: {SECRET}}}}}}}\nnotify: {{webhook: {SECRET}}}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [quickstart]\n{secrets}")
+    found = "\n".join(str(problem) for problem in compose(["+experiment=mine"], extra_dir=tmp_path)[1])
+    assert found.count("names where a secret is, and never holds it") == 4
+    assert SECRET not in found

@@ -19,7 +19,7 @@ from controller.core.errors import CloudError, ConfigError, LeaseLostError
 from controller.gcp import credentials
 from controller.gcp.answers import OperationFailedError, code_name, poll_compute, wait_compute, wait_rpc
 from controller.gcp.client import GoogleClient
-from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
+from controller.gcp.credentials import SCOPES, absent_file, application_default_credentials, default_project
 from controller.gcp.google_errors import UNREACHABLE, ConflictError, GoogleError, NoCredentialsError
 from controller.gcp.outages import ATTEMPTS
 from controller.lease_store import BucketLeaseStore, Identity
@@ -355,6 +355,12 @@ def test_a_google_vm_has_its_own_credentials(
     assert type(own) is ComputeCredentials if found else own is None
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     assert application_default_credentials("p1") is None, "the named file decides"
+    said = f"GOOGLE_APPLICATION_CREDENTIALS names {tmp_path / 'absent.json'}, and there is no such file"
+    assert said in absent_file()
+    with pytest.raises(NoCredentialsError, match="there is no such file; correct or unset the variable"):
+        GoogleClient(None, ManualClock()).call("storage", "buckets.list", project="p1")
+    (tmp_path / "absent.json").touch()
+    assert absent_file() == ""
 
 
 def test_the_project_is_that_of_the_named_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
