@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from controller.connect import require_project
 from controller.context import Context
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, SlipwayError
-from controller.core.events import BoardScreen
+from controller.core.events import BoardScreen, Event
 from controller.core.json_documents import DamagedRecordError
 from controller.core.text import object_url
 from controller.core.this_process import InterruptedSleepError
@@ -104,6 +104,9 @@ def drive(
         except SlipwayError as error:
             driver.record_failure(error)
             raise
+        except KeyboardInterrupt:
+            driver.note_pod_left()
+            raise
         if result is not None:
             finish = partial(recorder.finish, result, driver.spending)
             driver.try_for_minutes(finish, "the records of the run are not complete; the same command completes them")
@@ -145,6 +148,8 @@ class RunDriver:
         self._take_over = options.take_over
         self._problems_noted: set[str] = set()
         self._has_no_result = False
+        self._asked_for_pod = False
+        context.events.add_listener(self._see)
 
     def run(self) -> Result | None:
         """Drive the run under the lease of its pod; None if it continues without us or was cancelled.
@@ -324,6 +329,18 @@ class RunDriver:
                     if kind is VerdictKind.PREEMPTED:
                         self._notifications.pod_preempted(attempt.outcome.verdict.summary)
                     self.recovery.respond(attempt.outcome, attempt.number, attempt.error)
+
+    def note_pod_left(self) -> None:
+        """Note that a pod was asked for or is there; without a request, since the user waits for the end."""
+        if self._asked_for_pod and not self.plan.node.adopt:
+            billed = "is billed or asked for" if self.context.is_billed else "is kept or asked for"
+            self._emit_note(
+                f"{self.plan.node.title} {billed}; `slipway down` deletes it, the same command goes on with it"
+            )
+
+    def _see(self, event: Event) -> None:
+        if event.subject == self.plan.node.id and event.kind in ("step_started", "step_done"):
+            self._asked_for_pod = "delete" not in (event.message, event.data.get("action"))
 
     def record_failure(self, failure: SlipwayError) -> None:
         """Record that the run has failed, and note what the pod costs that it leaves behind."""

@@ -214,6 +214,17 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
 
+def test_ctrl_c_before_the_launch_says_that_the_pod_is_kept(slipway: SlipwayCli) -> None:
+    running = up_apart(slipway, SLOW, "env.packages=requirements", "program.setup=[[sleep,'600']]")
+    read_until(running, "TPU v.* created")
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=300)
+    assert running.returncode == 130, rest
+    assert re.search(r"TPU v\S+ .*slipway-\S+ is kept or asked for; `slipway down` deletes it", " ".join(rest.split()))
+    assert "interrupted; run the same command to resume" in rest
+    assert slipway("down", "--yes", SLOW)[0] == 0
+
+
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("stop", "--yes")], ids=" ".join)
 def test_a_detached_run_that_is_ended_is_ended_in_both_tables(slipway: SlipwayCli, verb: tuple[str, ...]) -> None:
     """Nobody drives it, so the verb that ends it says so."""
