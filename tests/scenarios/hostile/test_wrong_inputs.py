@@ -72,8 +72,11 @@ def test_a_wrong_value(capsys: pytest.CaptureFixture[str], typed: str, words: st
 def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = refused(capsys, *TRAINER, "tpu.zoen=x", "mesh.data=3", "network.nat=false", "tpu.external_ip=false")
     assert sorted(line.partition(":")[0] for line in found) == ["mesh", "network.nat", "tpu.zoen"]
-    found = refused(capsys, "up", "cloud=local")
-    assert [line.partition(":")[0] for line in found] == ["model", "data", "loop", "optimizer"]
+    assert refused(capsys, "up", "cloud=local") == [
+        "program: nothing says what to run; choose +experiment=NAME, or give a program: -- PROGRAM …"
+    ]
+    found = refused(capsys, "up", "cloud=local", "model=tiny")
+    assert [line.partition(":")[0] for line in found] == ["data", "loop", "optimizer"]
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
