@@ -213,10 +213,10 @@ class Replayer:
 
     def _look_at(self, change: RequestLine, following: Sequence[RequestLine]) -> None:
         """Look at once at what a change made of its resource: the state may have passed when the recording asks."""
-        reads = {line.key: line for line in following if line.path.startswith(change.path) and not line.is_change}
-        for line in reads.values():
-            if compare.outcome(line.method_id, line.status, line.answer).state and not compare.is_list(line.method_id):
-                self._ask(line)
+        looks = [one for one in following if not (one.is_change or compare.is_list(one.method_id))]
+        told = [one for one in looks if compare.outcome(one.method_id, one.status, one.answer).state]
+        for line in {one.key: one for one in told if one.path.startswith(change.path)}.values():
+            self._ask(line)
 
     def _can_come(self, line: RequestLine, recorded: Outcome, emulated: Outcome) -> bool:
         """Return whether waiting may bring the recorded answer: not if it has passed already, nor for a list."""

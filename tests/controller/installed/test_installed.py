@@ -27,7 +27,7 @@ from controller.core.this_process import DISTRIBUTION
 from controller.inputs.code import take_snapshot
 from controller.records import index
 from controller.sweep.definition import define_sweep
-from tests.conftest import deep
+from tests.conftest import deep, wide
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.fakes.clock import ManualClock
 from tests.paths import ROOT
@@ -132,7 +132,7 @@ def test_every_installation_ships_the_same_code(installed: Installation, tmp_pat
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("flags", [["."], ["--editable", "."]])
+@pytest.mark.parametrize("flags", [["."], *wide(["--editable", "."])])
 def test_pip_makes_the_command(flags: list[str], project: Path, tmp_path: Path) -> None:
     """The quickstart's plan, with the real pip, from a folder with packages of the same names."""
     venv.create(tmp_path / "venv", symlinks=True, with_pip=True)

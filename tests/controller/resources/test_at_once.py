@@ -30,6 +30,9 @@ SPREAD = 6.0
 """How long after the first controller the last one starts, in operations: a lone one takes about as long."""
 DELAY = 0.5
 """Of one operation in seconds, if nobody sets it."""
+PAIRS = [(1, 2), (2, 1), (3, 3), (5, 2)]
+"""How many at once, and the seed of their moments."""
+MORE_PAIRS = [(number, seed) for number in (1, 2, 3, 4, 5) for seed in (1, 2, 3) if (number, seed) not in PAIRS]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,11 @@ class Project:
 
 @pytest.mark.parametrize(
     ("number", "seed", "delay"),
-    [(2, 1, 0.1), *(pytest.param(n, s, DELAY, marks=pytest.mark.deep) for n in (2, 3, 5) for s in (1, 2, 3))],
+    [
+        (2, 1, 0.1),
+        *(pytest.param(n, s, DELAY, marks=pytest.mark.deep) for n, s in PAIRS),
+        *(pytest.param(n, s, DELAY, marks=[pytest.mark.deep, pytest.mark.wide]) for n, s in MORE_PAIRS),
+    ],
 )
 def test_all_of_them_settle_what_a_project_shares(
     slow_cloud: EmulatedCloud, tmp_path: Path, plane: Plane, number: int, seed: int, delay: float
@@ -99,8 +106,7 @@ def test_all_of_them_settle_what_a_project_shares(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("number", [1, 2, 4])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("number", "seed"), [*PAIRS, *(pytest.param(*p, marks=pytest.mark.wide) for p in MORE_PAIRS)])
 def test_beside_down_all_each_ends_with_all_that_it_needs(
     slow_cloud: EmulatedCloud, tmp_path: Path, plane: Plane, number: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
     assert slipway.cloud().get("state")["node"] == {}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("app", ["structured"], indirect=True)
 def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
     slipway: SlipwayCli, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +171,7 @@ def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
     assert "6 finished" in out, out  # all batches are one sweep
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("app", ["grouped"], indirect=True)
 def test_a_module_with_a_package_conf_and_the_launcher_in_its_config(slipway: SlipwayCli, app: App) -> None:
     (app.folder / "requirements.txt").write_text("hydra-core\n")  # not installed: the emulated workers have it

@@ -393,6 +393,7 @@ def test_each_is_named_with_its_cure(name: str, look: Callable[..., Rows], plane
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_two_at_once_are_both_named_or_one_is_unknown(
     pair: Sequence[str], look: Callable[..., Rows], plane: Plane

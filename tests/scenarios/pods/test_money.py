@@ -59,6 +59,7 @@ def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli,
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(
     slipway: SlipwayCli, plane: Plane
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_g
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli, plane: Plane) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
     command = [*IN_VIRTUAL_TIME, "up", FOREVER, *plane.one, *limits, *slipway.base_overrides]

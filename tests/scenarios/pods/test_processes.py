@@ -10,6 +10,7 @@ PROGRAM = "import jax; jax.distributed.initialize(); print('process', jax.proces
 
 @pytest.mark.e2e
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_jax_finds_the_processes_of_a_pod(slipway: SlipwayCli, plane: Plane) -> None:
     words = [
         "program=command",

@@ -125,6 +125,7 @@ ILL = {
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_a_sick_host_is_replaced(slipway: SlipwayCli, plane: Plane) -> None:
     """Google calls it ill, which alone is no reason; then a program ends there."""
     ill, words = ILL[plane.name]
@@ -136,6 +137,7 @@ def test_a_sick_host_is_replaced(slipway: SlipwayCli, plane: Plane) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_maintenance_is_waited_for(slipway: SlipwayCli, plane: Plane) -> None:
     found = up(slipway, plane, "kind: maintenance, seconds: 3")
     assert (found.code, found.err) == (0, "")
@@ -153,6 +155,7 @@ def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Sl
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: SlipwayCli, plane: Plane) -> None:
     """The node goes much later: what is seen is that its program says that it has saved."""
     words = ("recovery.preemption_signal=SIGUSR1", *plane.one)

@@ -120,6 +120,7 @@ def cut_while_writing(bucket: Bucket, processes: list[subprocess.Popen[str]], st
     assert [ended.exit_code for ended in wait_processes(processes)] == [-9] * 4
 
 
+@pytest.mark.wide
 def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
     bucket = Bucket(cloud, "bucket")
     workers = [bucket.variables] * 4

@@ -103,7 +103,8 @@ def assert_step_is_equal(cut: Path, whole: Path, step: int, atol: float = 0.0) -
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "seed"), [("grpo", 1, 3), ("puzzle", 2, 4), pytest.param("lm", 4, 2, marks=pytest.mark.wide)]
+    ("name", "workers", "seed"),
+    [("grpo", 1, 3), *(pytest.param(*each, marks=pytest.mark.wide) for each in (("puzzle", 2, 4), ("lm", 4, 2)))],
 )
 def test_a_killed_run_ends_as_if_nothing_had_happened(request, tmp_path, compile_cache, name, workers, seed):
     run, whole, cut = request.getfixturevalue(name), tmp_path / "whole", tmp_path / "cut"

@@ -57,7 +57,7 @@ def strike(slipway: SlipwayCli, pod: str, killed: Iterable[str], controller: Con
         assert send(struck, signal.SIGKILL), (pod, name)
 
 
-@pytest.mark.one_plane
+@pytest.mark.wide
 def test_whoever_is_killed_the_pod_is_gone_in_time(slipway: SlipwayCli, plane: Plane) -> None:
     """By the emulated cloud's state, from the creation of each pod to its end."""
     limit = f"budget.max_hours={LIMIT_SECONDS / 3600:.6f}"

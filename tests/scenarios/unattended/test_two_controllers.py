@@ -23,7 +23,7 @@ from tests.planes import Plane, pods
 from tests.scenarios.chaos.harness import ChaosHarness
 from tests.virtual_time import IN_VIRTUAL_TIME
 
-pytestmark = [pytest.mark.e2e, pytest.mark.deep]
+pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.one_plane]
 SHORT = "recovery.lease_duration_seconds=15"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 A, B = "tpu.name=pod-a", "tpu.name=pod-b"
@@ -149,7 +149,6 @@ def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(
     assert pods(slipway.cloud().get("state")) == {}
 
 
-@pytest.mark.one_plane
 @pytest.mark.parametrize(
     ("command", "after"),
     [
@@ -200,7 +199,6 @@ def test_stop_beside_an_up_in_its_first_seconds_ends_it(slipway: SlipwayCli, aft
     assert slipway.json("status", SLOW, *words)["pod"]["state"] == "stopped"
 
 
-@pytest.mark.one_plane
 @pytest.mark.parametrize("after", [6.0, *wide(0.0)])
 def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, plane: Plane, after: float) -> None:
     words = ["-m", SLOW, "run.seed=1,2", *plane.one]
@@ -214,7 +212,6 @@ def test_down_beside_a_sweep_in_its_first_seconds_ends_it(slipway: SlipwayCli, p
         assert pods(slipway.cloud().get("state")) == {}
 
 
-@pytest.mark.one_plane
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes"), ("up", "--take-over")], ids=" ".join)
 @pytest.mark.parametrize("after", [9.0, *wide(0.0)])
 def test_a_running_controller_is_reached_within_ten_seconds(
@@ -250,7 +247,7 @@ def first_attempt_ended(slipway: SlipwayCli) -> bool:
     return bool(found) and all(end["error"] == "a later attempt has replaced this one" for end in found)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, *wide(signal.SIGSTOP)])
 def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(
     slipway: SlipwayCli, plane: Plane, how: int
 ) -> None:
@@ -343,20 +340,26 @@ def test_cancel_and_down_from_this_machine(slipway: SlipwayCli, plane: Plane) ->
     assert (state["node"], state["compute"], state["serviceAccount"], state["bucket"]) == ({}, {}, {}, {})
 
 
-@pytest.mark.one_plane
-@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")], ids=" ".join)
-@pytest.mark.parametrize(("words", "after"), [("bastion", 0.0), ("to take over", 1.5)])
+@pytest.mark.parametrize(
+    ("words", "after", "command"),
+    [
+        ("bastion", 0.0, "cancel"),
+        ("to take over", 1.5, "down --yes"),
+        pytest.param("bastion", 0.0, "down --yes", marks=pytest.mark.wide),
+        pytest.param("to take over", 1.5, "cancel", marks=pytest.mark.wide),
+    ],
+)
 def test_a_run_that_is_ended_while_its_bastion_boots_is_driven_by_nobody(
-    slipway: SlipwayCli, plane: Plane, verb: tuple[str, ...], words: str, after: float
+    slipway: SlipwayCli, plane: Plane, words: str, after: float, command: str
 ) -> None:
     with controllers(slipway, ["up", WAITS, *plane.one, *BASTION]) as (giver,):
         giver.hears(words)
         time.sleep(after)
-        code, out, err = slipway(*verb, WAITS, *plane.one, *BASTION)
+        code, out, err = slipway(*command.split(), WAITS, *plane.one, *BASTION)
         assert code == 0, out + err + giver.said
         assert giver.ends() == 0, giver.said
     assert "is not running" not in out
     until(lambda: not bastions(slipway), seconds=300)
-    if verb[0] == "down":
+    if command != "cancel":
         assert pods(slipway.cloud().get("state")) == {}
     assert slipway.json("status", WAITS, *plane.one, *BASTION)["run"]["state"] in ("not finished", "cancelled")

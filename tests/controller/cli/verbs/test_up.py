@@ -156,6 +156,7 @@ def test_edited_code_is_a_new_run_on_the_same_pod(slipway: SlipwayCli) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: SlipwayCli, plane: Plane) -> None:
     words = [SLOW, KEEP, *plane.two]
     assert slipway("up", "--detach", *words)[0] == 0
@@ -195,6 +196,7 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
 
 
 @pytest.mark.deep
+@pytest.mark.one_plane
 def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: SlipwayCli, plane: Plane) -> None:
     flag = 'if [ "$SLIPWAY_ATTEMPT" = 1 ]; then sleep 600; fi; echo attempt $SLIPWAY_ATTEMPT'
     program = f"program.command=[sh,-c,'{flag}']"
