@@ -210,6 +210,7 @@ def agent_environment(cloud: HereCloud, root: Path, environment: Mapping[str, st
         del made["MPLBACKEND"]  # of a notebook's kernel
     made |= {
         "SLIPWAY_AGENT_ROOT": str(root),
+        "SLIPWAY_ONE_PROCESS": "1",
         "PATH": os.pathsep.join([str(root / "bin"), str(Path(sys.executable).parent), made.get("PATH", os.defpath)]),
     }
     if JAX_NAMES.get(found.told) != backend:

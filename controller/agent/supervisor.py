@@ -189,7 +189,8 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     own["SLIPWAY_CODE_SHA256"] = code_sha256
     environment = run_environment(folder.parent, order["venv"], given, own, order["defaults"])
     write_shell_file(folder.parent, environment, set(secret_environment(folder.parent)))
-    if order["exit_hook"]:
+    if order["exit_hook"] or os.environ.get("SLIPWAY_ONE_PROCESS"):
+        environment["SLIPWAY_EXIT_HOOK"] = str(int(order["exit_hook"]))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (EXIT_HOOK, environment.get("PYTHONPATH"))))
     begun = {"boot_id": boot_id(), "started": wall_time(), "supervisor": process_identity()}
     begun |= {key: order[key] for key in ("bucket", "log_object", "exit_object")} | {"oom_kills": oom_kills()}

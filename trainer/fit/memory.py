@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -107,7 +108,8 @@ def measure_all(
 ) -> list[MemoryReport]:
     """Measure the run's programs, or those with the given names, except those already known.
 
-    A function listed under two names, like the sampler's, is compiled once.
+    A function listed under two names, like the sampler's, is compiled once. Each takes a minute if the model is large,
+    so stderr tells when its compilation begins and what came of it.
     """
     verdicts: list[MemoryReport] = []
     before = {v.name: v for v in known}
@@ -121,7 +123,10 @@ def measure_all(
         elif key in seen:
             verdict = replace(seen[key], name=program.name, compile_seconds=0.0)
         else:
+            print(f"compiling {program.name} …", file=sys.stderr, flush=True)
             verdict = seen[key] = measure(program, experiment, mesh)
+            need = f"{verdict.peak_gib:.2f} GiB of {verdict.hbm_gib:.2f}"
+            print(f"{program.name}: {need}, {verdict.compile_seconds:.0f} s", file=sys.stderr, flush=True)
         verdicts.append(verdict)
     return verdicts
 

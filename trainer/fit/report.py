@@ -265,6 +265,6 @@ def _measure(experiment: RunFile, overrides: Overrides, names: set[str]) -> list
 
 
 def _print_progress(what: str, verdicts: list[MemoryReport]) -> None:
-    """Print progress, since each program of a large model takes a minute."""
+    """Print what came of one choice, before the next one is tried."""
     said = ", ".join(f"{v.name} {v.peak_gib:.2f} GiB{'' if v.fits else ', too large'}" for v in verdicts)
     print(f"tried {what}: {said}", file=sys.stderr, flush=True)

@@ -1,10 +1,15 @@
-"""Ends a JAX program at once after an uncaught exception, so that its exit does not wait for the other processes.
+"""What JAX lacks in a program that Slipway runs: an end that waits for nobody, and a start without a pod.
 
-Python imports a module of this name at start-up; the agent puts this folder on the PYTHONPATH of a user's program. At
-exit, JAX waits five minutes for the other processes, which in turn wait for this one in a collective. Therefore, once
-`jax.distributed` is initialized, an uncaught exception or a `sys.exit` with an error ends the process without JAX's
-exit handler; all other exit handlers run first, for at most `EXIT_SECONDS`. An exception in a thread does not end a
-Python program, and does not here. `recovery.exit_on_exception=false` turns this off.
+Python imports a module of this name at start-up; the agent puts this folder on the PYTHONPATH of a user's program.
+
+At exit, JAX waits five minutes for the other processes, which in turn wait for this one in a collective. Therefore,
+once `jax.distributed` is initialized, an uncaught exception or a `sys.exit` with an error ends the process without
+JAX's exit handler; all other exit handlers run first, for at most `EXIT_SECONDS`. An exception in a thread does not end
+a Python program, and does not here. `recovery.exit_on_exception=false` turns this off: `SLIPWAY_EXIT_HOOK=0`.
+
+With `SLIPWAY_ONE_PROCESS`, on `cloud=here`, `jax.distributed.initialize()` without arguments makes a cluster of this
+process alone. JAX asks classes of clusters whether they are there; no variable of the environment tells it the number
+of processes.
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ import atexit
 import importlib.machinery
 import importlib.util
 import os
+import socket
 import sys
 import threading
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import NoReturn
 
 EXIT_SECONDS = 10.0
@@ -72,6 +78,42 @@ def _exit(status: object = None, /) -> NoReturn:
     raise _Exit(status)
 
 
+class _OneProcess:
+    """Adds to JAX, once it is imported, a cluster of this process alone, which is asked before all others."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of JAX's clusters, as the other finders find it, and nothing else's."""
+        if name != "jax._src.clusters":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_add(module: ModuleType) -> None:
+                load(module)
+                self._add_to(module)
+
+            spec.loader.exec_module = load_and_add  # type: ignore[method-assign]
+        return spec
+
+    def _add_to(self, clusters: ModuleType) -> None:
+        def address(*_: object, **__: object) -> str:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                found = f"127.0.0.1:{free.getsockname()[1]}"
+            os.environ["JAX_COORDINATOR_BIND_ADDRESS"] = found  # by default it listens on all interfaces
+            return found
+
+        answers = {"is_env_present": True, "get_process_count": 1, "get_process_id": 0, "get_local_process_id": None}
+        methods = {name: staticmethod(lambda answer=answer: answer) for name, answer in answers.items()}
+        methods["get_coordinator_address"] = staticmethod(address)
+        known = clusters.ClusterEnv._cluster_types
+        made = type("OneProcess", (clusters.ClusterEnv,), {"name": "slipway", **methods})
+        known.remove(made)
+        known.insert(0, made)
+
+
 def _import_shadowed() -> None:
     """Run the `sitecustomize` of the user or of the image, which this one hides."""
     own = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would slow down every start
@@ -84,6 +126,9 @@ def _import_shadowed() -> None:
 
 
 if __name__ == "sitecustomize":
-    sys.excepthook = _excepthook
-    sys.exit = _exit  # type: ignore[assignment]
+    if os.environ.get("SLIPWAY_EXIT_HOOK") != "0":
+        sys.excepthook = _excepthook
+        sys.exit = _exit  # type: ignore[assignment]
+    if os.environ.get("SLIPWAY_ONE_PROCESS"):
+        sys.meta_path.insert(0, _OneProcess())
     _import_shadowed()

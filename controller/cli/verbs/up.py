@@ -174,8 +174,7 @@ def run_fit(command: Command) -> int:
         flags = ["--out", str(answer), *(["--json"] if command.flags.json else []), *price_flags]
         if command.flags.slices:
             flags += ["--slices", command.flags.slices, "--sort", command.flags.sort]
-        if sys.stderr.isatty() and not command.flags.json:
-            print("compiling each program for the TPU; a large model takes minutes …", file=sys.stderr)
+        print("compiling each program for the TPU; a large model takes minutes …", file=sys.stderr, flush=True)
         code = run_program("trainer.fit", str(file), *flags, modules=config.code.modules)
         if answer.is_file() and not command.flags.slices:
             kept = cache_file(config)

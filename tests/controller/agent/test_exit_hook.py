@@ -111,3 +111,27 @@ def test_the_sitecustomize_of_the_user_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 'mine'\nname = __name__\n")
     returned, out, _ = run("import sitecustomize; print(own, sitecustomize.name); 1 / 0", tmp_path)
     assert (returned, out) == (1, "running\nmine sitecustomize\nhandler of the user\n")
+
+
+ALONE = """
+import jax, os
+jax.distributed.initialize()
+print(jax.process_count(), jax.process_index(), jax.device_count(), os.environ["JAX_COORDINATOR_BIND_ADDRESS"])
+"""
+
+
+@pytest.mark.parametrize("outer", [{}, {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "far"}])
+def test_jax_is_a_cluster_of_one_process_where_there_is_no_pod(
+    monkeypatch: pytest.MonkeyPatch, outer: dict[str, str]
+) -> None:
+    """Also in an allocation that is larger; its coordinator is heard on this machine only."""
+    for name, value in (outer | {"SLIPWAY_ONE_PROCESS": "1", "JAX_NUM_CPU_DEVICES": "3"}).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run(ALONE, distributed=False)
+    assert code == 0, err
+    assert out.startswith("1 0 3 127.0.0.1:")
+
+
+def test_on_a_pod_jax_looks_for_its_cluster_itself() -> None:
+    code, _, err = run(ALONE, distributed=False)
+    assert (code, "ValueError: coordinator_address should be defined" in err) == (1, True), err

@@ -326,5 +326,7 @@ def test_slipway_fit_keeps_what_it_was_told(state, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "run", answer)
     for _ in range(2):
         assert main.run(["fit", *LARGE, state]) == 2
-    assert "memory use is unknown" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.count("compiling each program for the TPU") == 2, "in a file too"
+    assert "memory use is unknown" not in told
     assert said(*LARGE, state)[0].startswith("error")

@@ -11,6 +11,7 @@ import pytest
 
 from controller import api
 from controller.cli import main
+from tests.conftest import deep
 from tests.controller.cli.verbs.test_up import until
 from tests.paths import ROOT
 
@@ -95,6 +96,18 @@ def test_a_program_that_dies_goes_on_from_its_checkpoint(words: list[str], tmp_p
     assert (at_work / "begins").read_text() == "0\n1\n"
     assert (tmp_path / "state/here/store/runs" / row["run"] / "checkpoints/2").is_dir()
     assert api.up(run=row["run"])["run"] == f"{row['run']}-r1", "from the record alone"
+
+
+@pytest.mark.parametrize("own_exit", ["true", *deep("false")])
+def test_a_program_for_pods_that_joins_the_others_first_runs(words: list[str], own_exit: str) -> None:
+    lines = ("import jax, json, os, pathlib", "jax.distributed.initialize()", "import jax.numpy as jnp")
+    summary = 'pathlib.Path(os.environ["SLIPWAY_RUN_DIR"], "summary.json").write_text(json.dumps(found))'
+    found = 'found = {"processes": jax.process_count(), "devices": jax.device_count(), "sum": int(jnp.arange(4).sum())}'
+    Path("pod.py").write_text("\n".join([*lines, found, summary]))
+    exits = f"recovery.exit_on_exception={own_exit}"
+    row = api.up(*words, "program.command=[python,pod.py]", "cloud.devices=2", exits)
+    assert row["state"] == "finished"
+    assert [row[f"metrics.{name}"] for name in ("processes", "devices", "sum")] == [1, 2, 6]
 
 
 def test_a_run_is_started_looked_at_and_cancelled(words: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
+from jax.sharding import Mesh
 
 from conf.schema.topology import find_topology
 from conf.schema.training.run_yaml import RunFile
@@ -21,6 +22,7 @@ from tests.trainer.conftest import make_mesh
 from trainer.fit import memory, report, slices
 from trainer.fit.memory import CompilerError
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs
+from trainer.step.program import Program
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -202,3 +204,19 @@ def test_a_schedule_that_jax_cannot_read_leaves_the_memory_and_no_forecast(lm_ru
     row = slices.report(experiment, find_topology("v5litepod-1"), [found], None, spot=False)
     assert row.fits
     assert "this version of JAX cannot read its schedule" in row.why
+
+
+def test_a_compilation_is_told_when_it_begins_and_when_it_ends(lm_run, monkeypatch, capsys):
+    """In a file too: each takes a minute if the model is large."""
+    seen: list[str] = []
+
+    def measure(program: Program, experiment: RunFile, mesh: Mesh) -> memory.MemoryReport:
+        seen.append(capsys.readouterr().err)
+        return memory.MemoryReport(program.name, True, 6.21, 0, 1, 1, 0, 15.75, 1, 0, 77.3)
+
+    monkeypatch.setattr(memory, "measure", measure)
+    found = memory.measure_all(RunFile.model_validate(lm_run), make_mesh(1, 1, 1), {"update", "eval"})
+    first, second = [report.name for report in found]
+    ended = "6.21 GiB of 15.75, 77 s\n"
+    assert seen == [f"compiling {first} …\n", f"{first}: {ended}compiling {second} …\n"]
+    assert capsys.readouterr().err == f"{second}: {ended}"
