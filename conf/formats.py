@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 FORMAT = 1
+BYTE_TOKENS = ("<pad>", "<bos>", "<eos>")
+"""What data.tokenizer=bytes has after the 256 bytes."""
 
 
 def format_problem(body: Any, where: str) -> str:

@@ -1,5 +1,6 @@
 """Environment: the workers get the Python, variables and secrets that the program needs."""
 
+import difflib
 import os
 import re
 from collections.abc import Iterator
@@ -236,7 +237,7 @@ def variables_are_not_reserved(config: Config) -> Iterator[Issue]:
             yield Issue("names that start with SLIPWAY_ are reserved; choose another", f"env.vars.{name}")
 
 
-@check("asset_named", "error", "env.vars.NAME", "program.command", "program.setup")
+@check("asset_named", "error", "env.vars.NAME", "program.command", "program.setup", also="warning")
 def placeholders_name_assets(config: Config) -> Iterator[Issue]:
     """`{assets.models.NAME}` becomes the URL of the asset's copy in the bucket, so the asset must exist."""
     known = {f"assets.{kind}s.{name}" for kind, name, _ in config.assets.iter_assets()}
@@ -248,3 +249,7 @@ def placeholders_name_assets(config: Config) -> Iterator[Issue]:
             if word.startswith("assets.") and word not in known:
                 choices = ", ".join(sorted(known)) or "none"
                 yield Issue(f"{{{word}}}: no such asset; choices: {choices}", key)
+        for word in re.findall(r"\{([a-z_]\w*)\}", text):
+            near = difflib.get_close_matches(word, ("bucket", "run_id", "run_dir"), n=1, cutoff=0.7)
+            if near and near != [word]:
+                yield Issue(f"{{{word}}} stays as it is; did you mean {{{near[0]}}}?", key, "warning")

@@ -16,6 +16,7 @@ from controller.core.finding import Issue, check
 from controller.inputs.modules import (
     DefinitionError,
     Use,
+    absent_imports,
     evaluations,
     find_signature,
     module_files,
@@ -68,6 +69,7 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
         return  # `modules` reports it
     on_workers = [*trainer_references(config), *shipped]
     here = config.env.packages == "image" and config.cloud.kind == "local"
+    yield from _absent_packages(config, on_workers, files)
     for use in used:
         try:
             signature = find_signature(
@@ -87,6 +89,23 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
             use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop))
         ):
             yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
+
+
+def _absent_packages(config: Config, uses: list[Use], files: Mapping[str, Path]) -> Iterator[Issue]:
+    """Yield what modules import and the workers lack, where it is known what those have."""
+    of_machine = config.env.packages == "image" if config.cloud.kind == "local" else config.cloud.kind == "here"
+    if not of_machine and config.env.packages != "lock":
+        return
+    lacking = "this machine has no such package" if of_machine else "env.packages=lock does not install it"
+    told = dict[str, str]()
+    for use in uses:
+        relative = use.reference.partition(":")[0].replace(".", "/")
+        for name in (f"{relative}.py", f"{relative}/__init__.py"):
+            for words in absent_imports(files[name], files, locked=not of_machine) if name in files else ():
+                told.setdefault(words, use.key)
+    for words, key in told.items():
+        cure = "" if of_machine else "; name it in env.requirements, with env.packages=requirements"
+        yield Issue(f"{words}, and {lacking}{cure}", key)
 
 
 def _may_be_installed(use: Use, config: Config, files: Mapping[str, Path]) -> bool:

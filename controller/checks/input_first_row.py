@@ -40,6 +40,7 @@ def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
         return
     if isinstance(data, ArithmeticData):
         yield from _reward_issues(config, "a problem of data=arithmetic", {})
+        yield from _arithmetic_issues(config, data)
         if isinstance(config.loop, GrpoLoop) and config.loop.loss_type == "dpo":
             yield Issue(f"dpo reads the column {REJECTED!r}, which data=arithmetic has not", "loop.loss_type")
     if not isinstance(data, Tabular | TextData):
@@ -143,6 +144,16 @@ def _length_issues(config: Config, data: Gsm8kData, source: str, row: Mapping[st
             yield Issue(f"{told}; {cure}", "loop.max_new_tokens", severity)
 
 
+def _arithmetic_issues(config: Config, data: ArithmeticData) -> Iterator[Issue]:
+    if not isinstance(config.loop, GrpoLoop):
+        return
+    asked, before = data.prompt.question.format(question=data.longest_question), int(data.bos is not None)
+    most = config.loop.max_prompt_length
+    if (tokens := _more_tokens(config, data, asked, most - before)) is not None:
+        told = f"a prompt of data=arithmetic has {tokens + before} tokens or more, and {most} fit; raise it"
+        yield Issue(told, "loop.max_prompt_length")
+
+
 def _document_issues(
     config: Config, data: JsonlData | ParquetData, source: str, row: Mapping[str, Any]
 ) -> Iterator[Issue]:
@@ -160,7 +171,7 @@ def _document_issues(
         yield Issue(told, "data.long_documents", severity)
 
 
-def _more_tokens(config: Config, data: Tabular, text: str, most: int) -> int | None:
+def _more_tokens(config: Config, data: Tabular | ArithmeticData, text: str, most: int) -> int | None:
     """Return the tokens of a text if they are more than `most`; None if they are not, or cannot be counted here."""
     count = len(text.encode())  # a token has at least a byte
     if count > most and data.tokenizer != "bytes":

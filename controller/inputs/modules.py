@@ -91,6 +91,10 @@ def evaluations(config: Config) -> Iterator[Use]:
 
 
 OURS = ("conf", "controller", "slipway", "trainer")
+OTHER_NAMES = {
+    *("PIL", "absl", "antlr4", "attr", "google", "grpc", "grpc_status", "opentelemetry", "orbax", "proto", "yaml"),
+}
+"""Import names of packages in the lock that are not the packages' names."""
 DEFAULT_FOLDER = "slipway"
 
 
@@ -202,6 +206,39 @@ def find_signature(
     raise DefinitionError(f"{path} defines no {name}; it defines {', '.join(own) or 'no function'}")
 
 
+def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> Iterator[str]:
+    """Yield each package that a module of the user's own imports and the workers lack, with file and line.
+
+    Only what is imported in any case: at the top level of the module, and of further ones of the user's own.
+
+    Args:
+        path: one of `files`, which are as from `module_files`.
+        locked: whether workers have what env.packages=lock installs; else they have this machine's packages.
+    """
+    seen, left = {path}, [path]
+    known = {*OURS, *sys.stdlib_module_names, *(locked_packages() if locked else ())}
+    while left:
+        path = left.pop()
+        try:
+            tree = ast.parse(path.read_bytes(), str(path))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue  # `find_signature` reports it
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            else:
+                modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            for module in modules:
+                top, relative = module.partition(".")[0], module.replace(".", "/")
+                own = {files[name] for name in (f"{relative}.py", f"{relative}/__init__.py") if name in files}
+                left += own - seen
+                seen |= own
+                if own or top in known or any(name.startswith(f"{top}/") for name in files):
+                    continue
+                if locked or importlib.util.find_spec(top) is None:
+                    yield f"{path}, line {node.lineno}: imports {top}"
+
+
 def taken_names(files: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:
     """Yield the files whose module would not be found, because another of that name comes first, and that other."""
     seen: set[str] = set()
@@ -217,9 +254,9 @@ def taken_names(files: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:
 
 
 def locked_packages() -> set[str]:
-    """Return the import names of the packages that env.packages=lock installs, which nearly always are their names."""
+    """Return the import names of the packages that env.packages=lock installs."""
     lines = (Path(conf.__file__).parent / "requirements.txt").read_text().splitlines()
-    return {line.partition("==")[0].replace("-", "_").lower() for line in lines if line[:1].isalnum()}
+    return {line.partition("==")[0].replace("-", "_").lower() for line in lines if line[:1].isalnum()} | OTHER_NAMES
 
 
 def _source(module: str, files: Mapping[str, Path], *, installed: bool) -> Path | None:

@@ -10,13 +10,14 @@ from etils import epath
 from tokenizers import Tokenizer as Library
 
 from conf.chat_template import ChatTemplateError, TokenizerFiles
+from conf.formats import BYTE_TOKENS
 from conf.schema.training.run_yaml import RunFileError
 
 BYTES = "bytes"
 CHARACTERS = "characters"
 PAD, BOS_ID, EOS_ID = 256, 257, 258
 """What the byte-level tokenizer has after the bytes of UTF-8."""
-VOCAB_SIZE = 259
+VOCAB_SIZE = PAD + len(BYTE_TOKENS)
 """Vocabulary size that a model of bytes needs."""
 IMAGE = "image"
 """In the names of special tokens that stand for images."""
@@ -108,7 +109,7 @@ class ByteTokenizer:
     vocab_size = VOCAB_SIZE
 
     def __init__(self) -> None:
-        self.special_tokens = {"<pad>": PAD, "<bos>": BOS_ID, "<eos>": EOS_ID}
+        self.special_tokens = dict(zip(BYTE_TOKENS, (PAD, BOS_ID, EOS_ID), strict=True))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]

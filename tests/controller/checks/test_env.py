@@ -90,6 +90,10 @@ def test_a_word_that_no_program_can_be_given() -> None:
         (["env.vars.NETRC=x"], "variable_twice: error env.secrets.NETRC: NETRC is also in env.vars"),
         (["env.vars.SLIPWAY_X=x"], "variable_reserved: error env.vars.SLIPWAY_X: names that start with SLIPWAY_"),
         (["env.vars.M='{assets.models.m}'"], "asset_named: error env.vars.M: {assets.models.m}: no such asset"),
+        (
+            ["env.vars.D='{run_dirr}/x'"],
+            "asset_named: warning env.vars.D: {run_dirr} stays as it is; did you mean {run_dir}?",
+        ),
         (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m}: no such"),
         (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
         (

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from controller.checks import input_extensions
 from controller.checks.preflight import preflight
 from controller.inputs.code import CodeSnapshot
-from controller.inputs.modules import references
+from controller.inputs.modules import OTHER_NAMES, locked_packages, references
 from controller.plan.build import build_plan
 from tests.composed import config_of as config
 from tests.controller.checks.plans import context
@@ -186,3 +187,41 @@ def test_verifiers_is_among_the_packages(packages: str, text: str, said: list[st
     assert found == said
     if packages == "requirements":
         assert words(*QUESTIONS, *game, *own) == []
+
+
+LOCKED = (*GRPO, r"loop.rewards={mine\:close: 1.0}", "cloud=gcp", "cloud.project=acme", "env.packages=lock")
+EMULATED = (*GRPO, r"loop.rewards={mine\:close: 1.0}")
+CLOSE = "def close(completions, answer, **columns):\n    return [0.0 for _ in completions]\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "overrides", "said"),
+    [
+        ("import nosuchpkg\n", EMULATED, "slipway/mine.py, line 1: imports nosuchpkg, and this machine has no such"),
+        ("import json, nosuch.inner\n", LOCKED, "line 1: imports nosuch, and env.packages=lock does not install it;"),
+        ("from pytest import raises\n", LOCKED, "line 1: imports pytest, and env.packages=lock does not install it;"),
+        ("import helper\n", EMULATED, "helper.py, line 2: imports nosuchpkg, and this machine has"),
+        ("import yaml, jax.numpy as jnp, PIL, helper.x, os.path\nfrom . import x\n", LOCKED, ""),
+        ("try:\n    import nosuchpkg\nexcept ImportError:\n    pass\n", EMULATED, ""),
+        ("import nosuchpkg\n", (*LOCKED[:-1], "env.packages=requirements", "env.requirements=r.txt"), ""),
+    ],
+)
+def test_what_modules_import_is_on_the_workers(code: str, overrides: list[str], said: str, folder: Path) -> None:
+    """Where the packages of the workers are known."""
+    Path("r.txt").write_text("whatever\n")
+    (folder / "mine.py").write_text(code + CLOSE)
+    if "helper.x" in code:
+        (folder / "helper").mkdir()
+        (folder / "helper" / "x.py").touch()
+    else:
+        (folder / "helper.py").write_text("import json\nimport nosuchpkg\n")
+    found = [line for line in words(*overrides) if line.startswith("extension")]
+    assert len(found) == bool(said), found
+    assert said in "".join(found)
+
+
+def test_the_names_of_the_locked_packages_are_those_by_which_they_are_imported() -> None:
+    names = locked_packages()
+    for top, packages in packages_distributions().items():
+        if {package.replace("-", "_").lower() for package in packages} & (names - OTHER_NAMES) and top[0] != "_":
+            assert {top, top.lower()} & names or top in ("isympy", "pkg_resources") or "/" in top, top

@@ -91,3 +91,10 @@ def test_generated_problems_whose_counting_does_not_fit_are_left_out() -> None:
         assert max(len(each.solution_tokens) for each in found.train(Draw(phase, 0), 200)) == longest
     with pytest.raises(RunFileError, match=r"loop\.loss_type: dpo reads the column 'rejected', which data=arithmetic"):
         QuestionSet(data, GrpoLoop(**loop | {"group_size": 2, "loss_type": "dpo", "kl_coef": 0.1}), 0)
+
+
+def test_the_longest_question_is_the_longest():
+    """`plan` holds it against loop.max_prompt_length."""
+    data = ArithmeticData.model_validate(load_group("data/arithmetic") | {"largest_first": 12})
+    every = ArithmeticProblems(data, 0).test(None)
+    assert len(data.longest_question) == max(len(problem.question) for problem in every)

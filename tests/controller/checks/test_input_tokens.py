@@ -1,4 +1,4 @@
-"""The check of turns: both renderings where they differ, the prompt of a model's own template, unused templates."""
+"""Tokens: IDs without a row, tokens that a tokenizer lacks, both renderings where they differ, templates."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.checks import input_chat
-from controller.checks.input_chat import turns_are_the_models_own
+from controller.checks import input_tokens
+from controller.checks.input_tokens import turns_are_the_models_own
+from controller.checks.preflight import preflight
 from controller.localcloud.hub import HubServer
 from tests.composed import config_of
 from tests.fakes.chat_templates import OWN
@@ -219,9 +220,53 @@ def test_without_a_network_only_what_was_read_before_is_judged(
         return [f"{finding.severity} {finding}" for finding in turns_are_the_models_own(made, make_context(None))]
 
     [differs] = said("known")
-    monkeypatch.setattr(input_chat, "lookup_problem", lambda _: "the Hub cannot be looked up")
+    monkeypatch.setattr(input_tokens, "lookup_problem", lambda _: "the Hub cannot be looked up")
     hub.state.requests.clear()
     assert said("known") == [differs]
     [unread] = said("other")
     assert unread.endswith("the template beside assets://mine/tokenizer.json was not read: the Hub cannot be looked up")
     assert hub.state.requests == []
+
+
+BPE = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<|bos|>"}]}
+UNIGRAM = BPE | {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0]]}}
+IMAGE = {"id": 99, "content": "<image>", "special": True}
+PICTURES = BPE | {"added_tokens": [{"id": 2, "content": "<|bos|>"}, IMAGE]}
+LANGUAGE = ("data=text", "model=tiny", "loop=lm", "optimizer=adamw", "cloud=local", "data.path=assets://mine/text.txt")
+
+
+QUICK = "+experiment=quickstart"
+OWN_BOS = """data.bos='<|bos|>'"""
+
+
+@pytest.mark.parametrize(
+    ("document", "words", "said"),
+    [
+        (
+            None,
+            [QUICK, "model.vocab_size=10"],
+            ["10 is too small for data.tokenizer=bytes, which has 259 IDs; set 259"],
+        ),
+        (None, [QUICK, "model.vocab_size=259"], []),
+        (None, [QUICK, "data.bos='<s>'"], ["data.bos: the tokenizer has no special token <s>; it has <pad>"]),
+        (None, [QUICK, "data.eos=['<eos>','</s>']"], ["data.eos: the tokenizer has no special token </s>"]),
+        (None, [*LANGUAGE, "data.tokenizer=bytes", "model.vocab_size=255"], ["which has 256 IDs; set 256"]),
+        (None, [*LANGUAGE, "data.tokenizer=bytes", "model.vocab_size=256"], []),
+        (None, [*LANGUAGE, "data.tokenizer=characters", "model.vocab_size=3"], ["which has 4 IDs; set 4"]),
+        (None, [*LANGUAGE, "data.tokenizer=characters", "model.vocab_size=4"], []),
+        (BPE, [*WORDS, OWN_BOS, "data.eos='<|bos|>'", "model.vocab_size=3"], []),
+        (BPE, [*WORDS, OWN_BOS, "data.eos='<|bos|>'", "model.vocab_size=2"], ["which has 3 IDs; set 3"]),
+        (UNIGRAM, [*WORDS, OWN_BOS, "model.vocab_size=2"], ["3 IDs", "no special token <eos>; it has <|bos|>"]),
+        (PICTURES, [*WORDS, "data.bos=null", "data.eos='<image>'", "model.vocab_size=3"], []),
+        ({"model": 1}, WORDS, []),  # the trainer's to refuse
+    ],
+)
+def test_ids_have_rows_and_the_tokens_that_the_data_name_exist(
+    document: Any, words: list[str], said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("\ufeffabca b", encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    issues = preflight(config_of(*words, f"+assets.models.mine.path={tmp_path}"))
+    found = [str(issue) for issue in issues if issue.check == "tokenizer"]
+    assert len(found) == len(said), found
+    assert all(expected in line for expected, line in zip(said, found, strict=True)), found

@@ -1,11 +1,13 @@
-"""Chat: prompts are written in the turns that the model was tuned on."""
+"""Tokens: the tokenizer suits the model and the data, and prompts are in the turns that the model was tuned on."""
 
+import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from conf.formats import BYTE_TOKENS
 from conf.schema.assets import parse_source
 from conf.schema.config import Config
-from conf.schema.training.data import QuestionData
+from conf.schema.training.data import Corpus, QuestionData, TextData
 from controller.checks.input_files import paths_here
 from controller.config.pretrained_model import HUB, MISSING_TOKENIZER, HubFileError, hub_tokenizer
 from controller.config.run_yaml import ASSET
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from conf.chat_template import ChatMessage, ChatTemplate, TokenizerFiles
 
 KEY, SYSTEM = "data.chat_template", "data.prompt.system"
+MAX_BYTES = 64 << 20
+"""Larger files of a tokenizer are left to the trainer."""
 
 
 @check("chat_template", "error", KEY, SYSTEM, also="note", live=True)
@@ -132,3 +136,61 @@ def _files(config: Config, data: QuestionData) -> "TokenizerFiles | None":
     if problem and data.chat_template == "none":
         return None  # a note is not worth the import of the Hub's library
     return hub_tokenizer(parse_source(str(asset.source)), problem)
+
+
+class Tokenizer(NamedTuple):
+    """How many IDs a model needs for a tokenizer, and the names of its added tokens."""
+
+    ids: int
+    added: tuple[str, ...]
+
+
+@check("tokenizer", "error", "model.vocab_size", "data.bos", "data.eos")
+def tokens_are_known(config: Config) -> Iterator[Issue]:
+    """Token IDs without a row in the model, or a special token that the tokenizer lacks, end a billed run."""
+    data, size = config.data, getattr(config.model, "vocab_size", None)
+    if config.program.kind != "trainer" or not isinstance(data, QuestionData | Corpus) or size is None:
+        return
+    if (found := _tokenizer(config, data)) is None:
+        return
+    if found.ids > size:
+        named = f"data.tokenizer={data.tokenizer}"
+        yield Issue(f"{size} is too small for {named}, which has {found.ids} IDs; set {found.ids}", "model.vocab_size")
+    if _is_plain(data):
+        return
+    ends = data.ends if isinstance(data, QuestionData) else filter(None, [data.eos])
+    for key, name in (("data.bos", data.bos), *(("data.eos", end) for end in ends)):
+        if name is not None and name not in found.added:
+            choices = ", ".join(found.added[:12]) or "none"
+            yield Issue(f'the tokenizer has no special token {name}; it has {choices}: {key}="TOKEN"', key)
+
+
+def _is_plain(data: QuestionData | Corpus) -> bool:
+    """Return whether the data are windows of a text, which has no special tokens."""
+    return isinstance(data, TextData) and data.packing == "windows"
+
+
+def _tokenizer(config: Config, data: QuestionData | Corpus) -> Tokenizer | None:
+    """Return what can be told here of the tokenizer; None if it is elsewhere, or the trainer will refuse it."""
+    if data.tokenizer == "bytes":
+        return Tokenizer(256 + (0 if _is_plain(data) else len(BYTE_TOKENS)), BYTE_TOKENS)
+    is_text = data.tokenizer == "characters" and isinstance(data, TextData)
+    files = paths_here(config, data.path if is_text else data.tokenizer)
+    try:
+        if not files or sum(file.stat().st_size for file in files) > MAX_BYTES:
+            return None
+        if is_text:
+            return Tokenizer(len(set().union(*(file.read_text("utf-8-sig") for file in files))), ())
+        return _parse(json.loads(files[0].read_bytes()))
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _parse(document: dict[str, Any]) -> Tokenizer:
+    """Return what a tokenizer.json tells; no text becomes the special token of an image."""
+    added = {token["content"]: token for token in document["added_tokens"]}
+    vocabulary = document["model"]["vocab"]  # of Unigram a list of tokens and scores
+    ids = {pair[0]: i for i, pair in enumerate(vocabulary)} if isinstance(vocabulary, list) else dict(vocabulary)
+    ids |= {name: token["id"] for name, token in added.items()}
+    texts = [i for name, i in ids.items() if not ("image" in name and added.get(name, {}).get("special"))]
+    return Tokenizer(1 + max(texts, default=-1), tuple(added))
