@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import groupby
 from typing import Any
 
+from conf.strict_json import dumps
 from controller.cli.flags import GROUPS, VERBS, Flag, Verb
+from controller.cli.keys import Key, all_keys
+from controller.config.origins import values_of_files
 
-BOUNDS = {
-    "minimum": "≥ {}",
-    "exclusiveMinimum": "> {}",
-    "maximum": "≤ {}",
-    "exclusiveMaximum": "< {}",
-    "pattern": "`{}`",
-}
-"""Keywords of JSON Schema that limit a value, and how the page writes them."""
+MOST_VALUES = 3
+"""Different values of a key that its row lists."""
+
 COMMANDS_HEAD = """# Commands
 
 <!-- Made from controller/cli/flags.py when the site is built. -->
@@ -26,9 +25,9 @@ KEYS_HEAD = """# Config keys
 
 <!-- Made from conf/schema/ when the site is built. -->
 
-Every key that a YAML file or an override may set, with its type, its bounds and what it does. Values are in the YAML
-files of `conf/`; `slipway plan --save FILE` writes all of them, as composed. A section with several kinds has a table
-for each.
+Every key that a YAML file or an override may set, with its type, its bounds, what it does and what the files of its
+group set. `slipway help KEY` prints the same, `slipway plan --config` what your run has and from which file. A section
+with several kinds has a table for each.
 """
 
 
@@ -62,90 +61,34 @@ def _example(name: str, words: str) -> str:
 
 def keys_page() -> str:
     """Return the page of all config keys."""
-    from conf.schema.config import Config
-
-    schema = Config.model_json_schema()
     parts = [KEYS_HEAD]
-    for section, value in schema["properties"].items():
+    for section, keys in groupby(all_keys(), key=lambda key: key.path.partition(".")[0]):
         parts.append(f"\n## {section}\n")
-        models = list(_models(value, schema["$defs"]))
-        if not models:
-            parts.append(f"{_cell(value.get('description', ''))} {_type(value, schema['$defs'])}\n")
-        for name in models:
-            parts.append(_model(section, name, schema["$defs"], titled=len(models) > 1))
+        for (kind, about), found in groupby(keys, key=lambda key: (key.kind, key.about)):
+            parts += [f"### {section}: {kind}", ""] if kind else []
+            parts += [_cell(about), "", "| key | type | set in `conf/` | |", "|---|---|---|---|"]
+            parts += [f"| `{key.path}` | {_cell(key.type)} | {_values(key)} | {_cell(key.help)} |" for key in found]
+            parts.append("")
     return "\n".join(parts)
 
 
-def _model(section: str, name: str, models: Mapping[str, Any], *, titled: bool) -> str:
-    """Return the table of one kind of a section, with the keys of what it contains."""
-    model = models[name]
-    kind = model["properties"].get("kind", {}).get("const")
-    heading = [f"### {section}: kind={kind}" if kind else f"### {section}: {name}", ""] if titled else []
-    about = [_cell(model.get("description", "")), ""]
-    rows = [f"| `{key}` | {kinds} | {text} |" for key, kinds, text in _rows(section, model, models, (name,))]
-    return "\n".join([*heading, *about, "| key | type | |", "|---|---|---|", *rows, ""])
+def _values(key: Key) -> str:
+    """Return what the bundled files of the section set, by value."""
+    section, kind = key.path.partition(".")[0], key.kind.removeprefix("kind=")
+    found: dict[str, list[str]] = {}
+    for file, values in _bundled():
+        is_its = file.startswith(f"conf/{section}/") or file == "conf/config.yaml"
+        if is_its and key.path in values and (not key.kind or values.get(f"{section}.kind") in (kind, None)):
+            found.setdefault(dumps(values[key.path]), []).append(file.removeprefix("conf/"))
+    if not found or len(found) > MOST_VALUES:
+        return ""
+    listed = [f"`{value}`" + (f" ({', '.join(files[:3])})" if len(found) > 1 else "") for value, files in found.items()]
+    return _cell(", ".join(listed))
 
 
-def _rows(
-    prefix: str, model: Mapping[str, Any], models: Mapping[str, Any], seen: tuple[str, ...]
-) -> Iterator[tuple[str, str, str]]:
-    for key, value in model["properties"].items():
-        path = f"{prefix}.{key}"
-        yield path, _type(value, models), _cell(value.get("description", ""))
-        nested = [name for name in _models(value, models) if name not in seen]
-        for name in nested:
-            suffix = "" if "$ref" in value or len(nested) == 1 else f" ({_kind(name, models)})"
-            for inner, kinds, text in _rows(_nested_path(path, value), models[name], models, (*seen, name)):
-                yield inner, kinds, f"{text}{suffix}"
-
-
-def _nested_path(path: str, value: Mapping[str, Any]) -> str:
-    """Return the path of what is inside: of an item of a list, of an entry of a mapping, or of the section itself."""
-    options = [value, *value.get("anyOf", ())]
-    if any(option.get("type") == "array" for option in options):
-        return f"{path}[]"
-    if any(isinstance(option.get("additionalProperties"), dict) for option in options):
-        return f"{path}.NAME"
-    return path
-
-
-def _models(value: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the object schemas that a value may have."""
-    if "$ref" in value:
-        name = value["$ref"].rpartition("/")[2]
-        if "properties" in models[name]:
-            yield name
-    for keyword in ("oneOf", "anyOf", "prefixItems"):
-        for option in value.get(keyword, ()):
-            yield from _models(option, models)
-    for keyword in ("items", "additionalProperties"):
-        if isinstance(value.get(keyword), Mapping):
-            yield from _models(value[keyword], models)
-
-
-def _kind(name: str, models: Mapping[str, Any]) -> str:
-    return models[name]["properties"].get("kind", {}).get("const", name)
-
-
-def _type(value: Mapping[str, Any], models: Mapping[str, Any]) -> str:
-    """Return a value's type and bounds."""
-    if "$ref" in value:
-        target = models[value["$ref"].rpartition("/")[2]]
-        return "section" if "properties" in target else _type(target, models)
-    for keyword in ("oneOf", "anyOf"):
-        if keyword in value:
-            return " or ".join(dict.fromkeys(_type(option, models) for option in value[keyword]))
-    if "enum" in value or "const" in value:
-        return ", ".join(f"`{choice}`" for choice in value.get("enum", [value.get("const")]))
-    sort = value.get("type", "any")
-    if sort == "array":
-        items = value.get("items")
-        return f"list of {_type(items, models)}" if isinstance(items, Mapping) else "list"
-    if sort == "object":
-        inner = value.get("additionalProperties")
-        return f"mapping to {_type(inner, models)}" if isinstance(inner, Mapping) else "mapping"
-    bounds = " ".join(text.format(value[word]) for word, text in BOUNDS.items() if word in value)
-    return _cell(f"{sort} {bounds}".strip())
+@cache
+def _bundled() -> list[tuple[str, dict[str, Any]]]:
+    return [(name, dict(values)) for name, values in values_of_files(None)]
 
 
 def _cell(text: str) -> str:

@@ -19,8 +19,8 @@ from reference import commands_page, keys_page  # noqa: E402
 
 ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 """Files of the repository's top level that are pages of the site."""
-LINK = re.compile(r"(?<=\]\()(?!https?:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
-"""The target of a Markdown link to a file."""
+LINK = re.compile(r"`[^`\n]*`|(?<=\]\()(?!https?:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+"""The target of a Markdown link to a file; or code, in which there are no links, such as a regular expression."""
 LEXERS = {".py": "python", ".toml": "toml", ".txt": "text", ".yaml": "yaml", ".yml": "yaml"}
 
 
@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: F
 
 def _sources(page: Path, text: str) -> set[Path]:
     """Return the files outside docs/ that a page links to, as paths in the repository."""
-    found = {(page.parent / match["path"]).resolve() for match in LINK.finditer(text)}
+    found = {(page.parent / match["path"]).resolve() for match in LINK.finditer(text) if match["path"]}
     inside = {path.relative_to(ROOT) for path in found if path.is_file() and path.is_relative_to(ROOT)}
     return {path for path in inside if not _is_page(path) and path.as_posix() not in ROOT_PAGES}
 
@@ -58,6 +58,8 @@ def _rewrite(page: str, text: str, uri: str) -> str:
     depth = "../" * uri.count("/")
 
     def target(match: re.Match[str]) -> str:
+        if match["path"] is None:
+            return match[0]
         path = (Path(page).parent / match["path"]).resolve()
         if not path.is_relative_to(ROOT):
             return match[0]

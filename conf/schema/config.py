@@ -177,7 +177,9 @@ def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
 def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
     path = _key_path(raw, error["loc"])
     key = ".".join(path)
-    if path[:2] in (["env", "secrets"], ["notify", "webhook"]) and error["type"] != "extra_forbidden":
+    is_file = str(error["input"]).startswith("file:")  # a path, which is no secret
+    is_secret = path[:2] in (["env", "secrets"], ["notify", "webhook"])
+    if is_secret and not is_file and error["type"] != "extra_forbidden":
         return ConfigProblem(
             key,
             f"names where a secret is, and never holds it; {NAMED_SOURCES} (what you gave is not shown)",
@@ -253,7 +255,9 @@ def _merged(problems: list[ConfigProblem]) -> list[ConfigProblem]:
             found += [each for each in problems if each.key == keys[0] and each.message.startswith(OTHER_KIND)]
             continue
         names = ", ".join(key.rpartition(".")[2] for key in keys)
-        message = f"{names} belong to another kind of this section; remove them: {' '.join(f'~{key}' for key in keys)}"
+        way = next(each.message for each in problems if each.key == keys[0]).partition("; ")[2].partition(", or ")[0]
+        them = " ".join(f"~{key}" for key in keys)
+        message = f"{names} belong to another kind of this section; {way}, or remove them: {them}"
         found.append(ConfigProblem(section, message))
     return found
 

@@ -174,12 +174,12 @@ def _tokenizer(config: Config, data: QuestionData | Corpus) -> Tokenizer | None:
     """Return what can be told here of the tokenizer; None if it is elsewhere, or the trainer will refuse it."""
     if data.tokenizer == "bytes":
         return Tokenizer(256 + (0 if _is_plain(data) else len(BYTE_TOKENS)), BYTE_TOKENS)
-    is_text = data.tokenizer == "characters" and isinstance(data, TextData)
-    files = paths_here(config, data.path if is_text else data.tokenizer)
+    text = data.path if data.tokenizer == "characters" and isinstance(data, TextData) else None
+    files = paths_here(config, text or data.tokenizer)
     try:
         if not files or sum(file.stat().st_size for file in files) > MAX_BYTES:
             return None
-        if is_text:
+        if text is not None:
             return Tokenizer(len(set().union(*(file.read_text("utf-8-sig") for file in files))), ())
         return _parse(json.loads(files[0].read_bytes()))
     except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):

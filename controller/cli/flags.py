@@ -137,10 +137,11 @@ VERBS: dict[str, Verb] = {
     ),
     "plan": Verb(
         "preview changes, cost and config errors; changes nothing", "run", "checks.md",
-        (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}",
+        (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --config {QUICKSTART}",
          f"plan --permissions {QUICKSTART}"),
         (SWEEP_FLAG, *REPEAT, TRUST, *PROGRAM, PLAN,
          _flag("--save", "write the config to plans/<run id>.yaml", action="store_true"),
+         _flag("--config", "print each value of the config, and the file that sets it", action="store_true"),
          _flag("--permissions", "print the permissions that up, follow and down use of you", action="store_true")),
     ),
     "fit": Verb(
@@ -298,9 +299,10 @@ VERBS: dict[str, Verb] = {
     ),
     "version": Verb("print the version of Slipway (also --version, -V)", "setup", "cli.md", ("version",), config=False),
     "help": Verb(
-        "show this page, or the page of a verb", "setup", "cli.md", ("help", "help plan", "plan --help", "help --web"),
-        (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),
-         _flag("--web", "open the documentation in a browser", action="store_true")), config=False,
+        "show this page, the page of a verb, or what a config key is and what sets it", "setup", "cli.md",
+        ("help", "help plan", "plan --help", f"help optimizer.lr {QUICKSTART}", "help tpu", "help --web"),
+        (_flag("topic", "a verb, or a key or section of the config", "verb", nargs="?", metavar="VERB|KEY"),
+         _flag("--web", "open the documentation in a browser", action="store_true")),
     ),
 }  # fmt: skip
 """Verbs in the order of the help, the most important first."""

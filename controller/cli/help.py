@@ -226,12 +226,26 @@ def show_site(state_dir: Path, verb: str | None, browse: Callable[[str], Any] | 
 
 
 def run_help(command: Command) -> int:
-    """`slipway help [VERB]`: print the same help as --help, or show the documentation in a browser."""
-    topic = None if command.flags.topic is None else resolve_verb(command.flags.topic)
+    """`slipway help [VERB|KEY]`: print what --help does, what a key is, or show the documentation in a browser."""
+    topic = command.flags.topic
+    if topic is not None and topic not in VERBS and not command.flags.web and _means_key(topic):
+        from controller.cli.verbs.keys import print_key  # which imports the schema
+
+        return print_key(command, topic)
+    if command.overrides:
+        raise ConfigError("help: overrides are for a key: slipway help optimizer.lr +experiment=NAME")
+    topic = None if topic is None else resolve_verb(topic)
     if command.flags.web:
         return show_site(command.options.state_dir, topic)
     print_help(topic, as_json=command.flags.json)
     return 0
+
+
+def _means_key(word: str) -> bool:
+    """Return whether a word is a key of the config, a section, or the last part of a key."""
+    from controller.cli.keys import all_keys
+
+    return "." in word or any(key.path.startswith(f"{word}.") or key.path.endswith(f".{word}") for key in all_keys())
 
 
 def run_version(command: Command) -> int:

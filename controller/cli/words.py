@@ -35,8 +35,8 @@ OTHER_VERBS = {
 OTHER_FLAGS = {
     "--dry-run": "`slipway plan` with the same words shows what would happen",
     "--dryrun": "`slipway plan` with the same words shows what would happen",
-    "--cfg": "`slipway plan --save` writes the composed config",
-    "--info": "`slipway help` lists groups and choices, `slipway plan --save` writes the composed config",
+    "--cfg": "`slipway plan --config` prints the composed config",
+    "--info": "`slipway help` lists groups and choices, `slipway plan --config` prints what each value comes from",
     "--config-name": "an experiment is chosen with +experiment=NAME",
     "--config": "an experiment is chosen with +experiment=NAME",
     "--config-dir": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",

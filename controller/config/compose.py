@@ -160,7 +160,7 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
     ):
         use_kinds()
         made = hydra_compose("config", overrides=wanted, return_hydra_config=True)
-        if scaled := _scale_overrides(made.hydra.runtime.choices, extra_dir):
+        if scaled := scale_overrides(made.hydra.runtime.choices, extra_dir):
             made = hydra_compose("config", overrides=[*wanted, *scaled], return_hydra_config=True)
     with open_dict(made):
         del made["hydra"]
@@ -176,7 +176,7 @@ def initialize_hydra() -> Any:
     return initialize_config_dir(str(CONFIG_DIR), **told)
 
 
-def _scale_overrides(choices: Mapping[str, Any], extra_dir: Path | None) -> list[str]:
+def scale_overrides(choices: Mapping[str, Any], extra_dir: Path | None) -> list[str]:
     """Return the overrides that add the scale's files for the chosen program, loop, data and model, where they exist.
 
     The defaults list of Hydra 1.4 cannot interpolate a choice that is null, as `data` is without data.

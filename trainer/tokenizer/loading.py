@@ -109,7 +109,7 @@ class ByteTokenizer:
     vocab_size = VOCAB_SIZE
 
     def __init__(self) -> None:
-        self.special_tokens = dict(zip(BYTE_TOKENS, (PAD, BOS_ID, EOS_ID), strict=True))
+        self.special_tokens: dict[str, int] = dict(zip(BYTE_TOKENS, (PAD, BOS_ID, EOS_ID), strict=True))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]

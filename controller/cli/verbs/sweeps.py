@@ -56,6 +56,9 @@ def _remember(overrides: Sequence[str], definition: SweepDefinition) -> None:
 
 
 def run_plan(command: Command) -> int:
+    for name in ("config", "permissions", "save"):
+        if getattr(command.flags, name):
+            raise ConfigError(f"--{name}: is of one run; leave out -m, and give one value of each key")
     with open_sweep(command.options) as session:
         definition, rows = session.definition, session.board_rows()
         config = definition.jobs[0].config if definition.jobs else definition.base_config

@@ -50,6 +50,10 @@ LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|order|samplers|results|price|est
 
 def run_plan(command: Command) -> int:
     """`slipway plan`: show what `up` would do, its cost, and every mistake in the config. Changes nothing."""
+    if command.flags.config:
+        from controller.cli.verbs.keys import print_config
+
+        return print_config(command)
     if command.flags.permissions:
         if command.flags.run:
             raise ConfigError("--permissions: takes overrides, not --run")

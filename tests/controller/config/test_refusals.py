@@ -272,7 +272,7 @@ def test_what_the_schema_refuses_is_found_where_it_is_set_last(tmp_path: Path) -
     placed = {problem.key: problem.place for problem in problems}
     assert placed["run.seed"] == "slipway/experiment/mine.yaml, line 4"
     assert placed["loop.stepz"] == "slipway/loop/mine.yaml, line 2"
-    assert placed["optimizer.schedule"] == "slipway/experiment/mine.yaml, line 3"
+    assert placed["optimizer.schedule.kind"] == "slipway/experiment/mine.yaml, line 3"
     assert placed["loop.steps"] == ""
     _, problems = compose(["+experiment=mine", "run.seed=-2"], extra_dir=folder)
     assert str(next(p for p in problems if p.key == "run.seed")).endswith("(got -2)")
