@@ -37,6 +37,7 @@ def test_minutes_and_dollars_are_those_of_plan() -> None:
         assert minutes == interval(60 * found.hours, 60 * found.hours, found.spread)
         assert spot == interval(found.usd, timed, found.spread)
         free = estimate("+experiment=gemma2b_gsm8k", *where, f"cloud.trc={{zones: [{zone}], free_until: 2030-12-31}}")
+        assert free.usd is not None
         assert trc == f"{free.usd:.0f}"
 
 
