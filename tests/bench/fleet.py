@@ -1,4 +1,4 @@
-"""How long the controller takes with a large pod of the emulated cloud; prints the tables of docs/performance.md.
+"""How long the controller takes with a large pod of the emulated cloud; for docs/performance.md.
 
     python -m tests.bench.fleet [--type v5litepod-256] [--repeat 5]
 

@@ -33,7 +33,7 @@ from tests.docs.commands import steps_of, verb_of
 from tests.docs.reader import as_a_user
 from tests.paths import ROOT
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SKILL.md")), *(ROOT / "docs").glob("*.md")])
 STEPS = [step for page in PAGES for step in steps_of(page.read_text())]
 COMMANDS = sorted({step.words for step in STEPS if not step.file and verb_of(step.words) and "…" not in step.words})
 NOT_HERE = ("calculator_env", *(() if find_spec("wandb") else ("wandb",)))
