@@ -16,7 +16,7 @@ from conf.strict_json import restored
 from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.records import index
 from controller.records.recorder import run_folder
-from controller.records.table import filter_rows
+from controller.records.table import ROW_KEYS, filter_rows
 from controller.run.options import RunOptions
 from controller.ssh.fleet import Fleet
 
@@ -188,12 +188,13 @@ def sweep(*overrides: str, yes: bool = False) -> list[Row]:
     state = Path(compose_base(overrides, Path.cwd()).run.state_dir).expanduser()
     definition = define_sweep(overrides, Path.cwd())
     if definition.space is not None:
-        return filter_rows(index.load_rows(state), [f"sweep={definition.id}"], None, None)
+        found = filter_rows(index.load_rows(state), [f"sweep={definition.id}"], None, None)
+        return [_whole(row) for row in found]
     return [_row(state, job.run_id) for job in definition.jobs]
 
 
 def runs(*conditions: str, sort: str | None = None, last: int | None = None, state: Path | None = None) -> list[Row]:
-    """Return the table of runs, one flat dict each: `pandas.DataFrame(api.runs("state=finished"))`.
+    """Return the table of runs, one flat dict each with the same keys: `pandas.DataFrame(api.runs("state=finished"))`.
 
     Args:
         conditions: `state=finished`, `metrics.accuracy_after>=0.8`, `overrides~seed`.
@@ -201,7 +202,8 @@ def runs(*conditions: str, sort: str | None = None, last: int | None = None, sta
         last: return only the last N rows.
         state: state folder, by default `$SLIPWAY_HOME` or `~/.slipway`.
     """
-    return filter_rows(index.load_rows(state or RunOptions().state_dir), conditions, sort, last)
+    found = filter_rows(index.load_rows(state or RunOptions().state_dir), conditions, sort, last)
+    return [_whole(row) for row in found]
 
 
 def metrics(run: str, *, phase: str | None = None, state: Path | None = None) -> list[Row]:
@@ -305,4 +307,9 @@ def _session(overrides: tuple[str, ...], run: str | None) -> AbstractContextMana
 
 def _row(state: Path, run: str) -> Row:
     [row] = filter_rows(index.load_rows(state), [f"run={run}"], None, None)
-    return row
+    return _whole(row)
+
+
+def _whole(row: Row) -> Row:
+    """Return a row with every key that rows have, besides metrics; None where it lacks one, as until a run's end."""
+    return dict.fromkeys(sorted(ROW_KEYS)) | row

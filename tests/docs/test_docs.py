@@ -163,6 +163,9 @@ def test_every_cell_is_python_nothing_is_stored_and_the_first_installs_what_the_
     assert imported - {"slipway"} == set(install.removeprefix("%pip install -q .. ").split())
 
 
+LEARNED = re.compile(r"\('finished', ([\d.]+), ([\d.]+)\)")
+
+
 @pytest.mark.e2e
 @pytest.mark.deep
 def test_the_notebook_ends_with_a_curve(tmp_path: Path) -> None:
@@ -174,7 +177,10 @@ def test_the_notebook_ends_with_a_curve(tmp_path: Path) -> None:
     client.execute(env=as_a_user(tmp_path / "state"))
     outputs = [output for cell in read.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs), "no curve"
-    assert any("'finished'" in str(output.get("data", {}).get("text/plain", "")) for output in outputs)
+    shown = [str(output.get("data", {}).get("text/plain", "")) for output in outputs]
+    [(before, after)] = [found.groups() for text in shown if (found := LEARNED.fullmatch(text))]
+    assert float(before) < float(after), "it learns"
+    assert any(re.fullmatch(r"\[\('quickstart-\w+', 'finished', [\d.]+\)\]", text) for text in shown), shown
 
 
 PICTURES = ROOT / "docs" / "pictures"

@@ -119,6 +119,8 @@ def test_a_run_is_started_looked_at_and_cancelled(words: list[str]) -> None:
     until(lambda: "waiting" in api.logs(*words))
     assert api.cancel(*words)
     assert (api.status(*words).state, api.cancel(*words)) == ("stopped", False)
+    [listed] = api.runs()
+    assert [listed[name] for name in ("run", "seconds", "sweep")] == [row["run"], None, None]
 
 
 def test_verbs_of_a_pod_say_that_there_is_none_and_a_report_is_made(
