@@ -29,9 +29,17 @@ def price_is_known(config: Config) -> Iterator[Issue]:
         yield Issue(f"cannot be enforced: {what}; set budget.usd_per_hour, or use budget.max_hours")
 
 
-@check("endless", "error", "budget.max_hours")
+SHORTEST_HOURS = 0.1
+"""A pod takes minutes to be there; a run that may take less can hardly begin."""
+
+
+@check("endless", "error", "budget.max_hours", also="warning")
 def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
     """A program that never ends is billed until someone remembers it."""
+    hours = config.budget.max_hours
+    if hours is not None and hours < SHORTEST_HOURS and config.cloud.kind == "gcp":
+        told = f"the run ends {3600 * hours:.0f} seconds after its pod is there, before most programs have begun"
+        yield Issue(told, severity="warning")
     if not config.program.endless or config.code.stand_in or config.cloud.kind != "gcp":
         return
     if config.budget.max_hours is None and config.budget.max_usd is None:

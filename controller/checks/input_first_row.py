@@ -147,7 +147,7 @@ def _length_issues(config: Config, data: Gsm8kData, source: str, row: Mapping[st
 def _arithmetic_issues(config: Config, data: ArithmeticData) -> Iterator[Issue]:
     if not isinstance(config.loop, GrpoLoop):
         return
-    asked, before = data.prompt.question.format(question=data.longest_question), int(data.bos is not None)
+    asked, before = data.prompt.question.format(question=data.question(90, 9)), int(data.bos is not None)
     most = config.loop.max_prompt_length
     if (tokens := _more_tokens(config, data, asked, most - before)) is not None:
         told = f"a prompt of data=arithmetic has {tokens + before} tokens or more, and {most} fit; raise it"

@@ -3,12 +3,15 @@
 With JSON lines, each event is one line on stdout, and text for people goes to stderr.
 """
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from conf.schema.training.data import ArithmeticData
+from conf.schema.training.loop import GrpoLoop
 from controller.config.run_yaml import run_url
 from controller.core.events import Event, FinishedRun, confirm
 from controller.core.text import (
@@ -164,7 +167,12 @@ class TextScreen:
         if self._discards:
             return
         self._print(f"results  {run_url(self._plan.config, self._plan.bucket, result.run_id)}")
-        self._print(f"next     slipway report · slipway tensorboard · slipway get {result.run_id}", indent=9)
+        config = self._plan.config
+        curves = " · slipway tensorboard" if config.program.kind == "trainer" else ""  # it wrote the files of it
+        self._print(f"next     slipway report{curves} · slipway get {result.run_id}", indent=9)
+        if isinstance(config.data, ArithmeticData) and isinstance(config.loop, GrpoLoop):
+            asked = shlex.quote(config.data.question(7, 2))
+            self._print(f"ask      slipway generate {result.run_id} --prompt {asked}", indent=9)
 
     def _count_unchanged(self) -> None:
         """Say how many steps were found as planned since the last line that counted them."""

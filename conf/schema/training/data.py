@@ -120,10 +120,9 @@ class ArithmeticData(QuestionData):
     largest_first: int = Field(ge=2, le=90, description="Largest first number. The smallest is 1.")
     largest_second: int = Field(ge=2, le=9, description="Largest number to add or subtract. The smallest is 1.")
 
-    @property
-    def longest_question(self) -> str:
-        """A question of the greatest length."""
-        return f"Kim has figs: {self.largest_first}, gets {self.largest_second}. "
+    def question(self, first: int, second: int) -> str:
+        """Return a question with these numbers, or the largest that there are: all have names of the same length."""
+        return f"Kim has figs: {min(first, self.largest_first)}, gets {min(second, self.largest_second)}. "
 
 
 class RowData(QuestionData):

@@ -21,7 +21,7 @@ from controller.cli.main import Command
 from controller.cli.view import View
 from controller.config.run_yaml import render, run_url
 from controller.connect import project_of
-from controller.core.errors import ConfigError
+from controller.core.errors import ConfigError, SlipwayError
 from controller.core.text import plural, print_wrapped, width_of, wrap
 from controller.core.this_process import run_program
 from controller.gcp.prices import SPOT_TIERS
@@ -29,7 +29,7 @@ from controller.plan.build import Plan
 from controller.plan.needed_permissions import Need, permissions_of_plan
 from controller.plan.samplers import describe_samplers
 from controller.reconcile import NotEnabled, Unknown
-from controller.records.index import LastCommand, save_last_command
+from controller.records.index import LastCommand, load_last_command, save_last_command
 from controller.records.plan_file import save_plan
 from controller.resources.pod.planes import label_places, plane_of, planes_not_tried
 from controller.run.estimate import describe_estimate
@@ -195,11 +195,17 @@ def run_up(command: Command) -> int:
     from controller.run.drive import open_run  # `plan` needs neither
     from controller.sampler_crew import drive
 
-    options = command.options
+    options, before, begun = command.options, load_last_command(Path.cwd()), list[str]()
     with open_run(options) as (plan, context, emulator):
         save_last_command(LastCommand(options.overrides, plan.run_id if options.run_id else ""), Path.cwd())
-        with View(plan, json_lines=options.json) as view:
-            drive(options, plan, context, emulator, view)
+        context.events.add_listener(lambda event: begun.append(event.kind))
+        try:
+            with View(plan, json_lines=options.json) as view:
+                drive(options, plan, context, emulator, view)
+        except SlipwayError as error:
+            if error.exit_code == ConfigError.exit_code and "step_started" not in begun:
+                save_last_command(before, Path.cwd())  # it was refused, and nothing was made
+            raise
     return 0
 
 

@@ -89,12 +89,14 @@ def test_no_line_is_wider_than_80_columns_and_nothing_is_missing(show: Callable[
     assert " ".join(line.strip() for line in lines[begin : begin + 2]) == f"› {NOTE}"
     assert lines[begin + 1].startswith("    ")
     assert "  eval step 188  accuracy 0.8984 (95 %: 0.8553 to 0.93)" in lines
-    assert lines[-4:] == [
+    assert lines[-6:-2] == [
         "  accuracy           0.25 → 0.75",
         "finished after 3:58 in 2 attempts; 4.2 pod minutes",
         f"results  gs://{plan.bucket}/runs/{plan.run_id}",
         f"next     slipway report · slipway tensorboard · slipway get {plan.run_id}",
     ]
+    asked = f"ask      slipway generate {plan.run_id} --prompt 'Kim has figs: 7, gets 2. '"
+    assert " ".join(lines[-2:]).split() == asked.split()
 
 
 def test_unchanged_steps_are_one_line_and_changed_ones_stay(show: Callable[..., list[str]], plan: Plan) -> None:

@@ -96,5 +96,7 @@ def test_generated_problems_whose_counting_does_not_fit_are_left_out() -> None:
 def test_the_longest_question_is_the_longest():
     """`plan` holds it against loop.max_prompt_length."""
     data = ArithmeticData.model_validate(load_group("data/arithmetic") | {"largest_first": 12})
-    every = ArithmeticProblems(data, 0).test(None)
-    assert len(data.longest_question) == max(len(problem.question) for problem in every)
+    problems = ArithmeticProblems(data, 0)
+    every = [*problems.test(None), *problems.train(Draw("rollout", 0), 20_000)]
+    assert data.question(7, 2) in {problem.question for problem in every}
+    assert len(data.question(90, 9)) == max(len(problem.question) for problem in every)

@@ -111,6 +111,7 @@ def test_a_running_run_is_reattached_and_another_ends_it_only_if_asked_to(slipwa
         code, _, err = slipway(verb, ECHO_COMMAND)
         assert (code, bool(re.search(said, err))) == (2, True), err
     assert slipway.json("status", SLOW)["pod"]["state"] == "ready"
+    assert SLOW in typed(slipway, "status")[2], "what was refused is not this folder's last run"
     code, out, _ = slipway("up", "--yes", ECHO_COMMAND)
     assert (code, "stopped run-" in out) == (0, True)
 
