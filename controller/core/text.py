@@ -154,6 +154,10 @@ def join_fitting(first: str, optional: Sequence[tuple[int, str]], width: int | N
         del shown[index]
 
 
+MIN_FOLDED = 30
+"""Columns to which a folded column may shrink before others are left out."""
+
+
 def fit_table(
     columns: Mapping[str, Sequence[str]], width: int | None, concessions: Iterable[Concession] = (), folded: str = ""
 ) -> tuple[list[str], list[list[str]], list[str]]:
@@ -163,7 +167,8 @@ def fit_table(
         columns: cells by title; a name of a metric, say, may be any text, so each is shown on one line.
         width: columns of the terminal; None: unlimited.
         concessions: what may become shorter or be left out, the least important first.
-        folded: title of the column whose cells are folded onto further lines if the table is too wide even so.
+        folded: title of the column whose cells are folded onto further lines, of MIN_FOLDED columns if need be, before
+            a column is left out.
 
     Returns:
         The titles, the rows of padded cells (a folded cell makes several rows), and the titles that were left out.
@@ -171,7 +176,7 @@ def fit_table(
     shown = {one_line(title): [one_line(cell) for cell in cells] for title, cells in columns.items()}
     left_out: list[str] = []
     for title, shorter in ((one_line(title), cells) for title, cells in concessions):
-        if width is None or _table_width(shown) <= width:
+        if width is None or _table_width(shown, folded if shorter is None else "") <= width:
             break
         if title not in shown:
             continue
@@ -192,9 +197,12 @@ def fit_table(
     return titles, rows, left_out
 
 
-def _table_width(columns: Mapping[str, Sequence[str]]) -> int:
-    widths = [max(map(cell_width, [title, *cells])) for title, cells in columns.items()]
-    return sum(widths) + len(GAP) * (len(widths) - 1)
+def _table_width(columns: Mapping[str, Sequence[str]], folded: str = "") -> int:
+    """Return the width of a table, with one column as narrow as it is folded at most."""
+    widths = {title: max(map(cell_width, [title, *cells])) for title, cells in columns.items()}
+    if folded in widths:
+        widths[folded] = min(widths[folded], MIN_FOLDED)
+    return sum(widths.values()) + len(GAP) * (len(widths) - 1)
 
 
 def _fold(columns: Mapping[str, Sequence[str]], folded: str, room: int) -> dict[str, list[str]]:

@@ -44,6 +44,7 @@ ROW_KEYS = frozenset(
     | {"reason", "seed", "sweep", "zone"}
 )
 """Keys that a row may have, besides its metrics."""
+COMMAND = re.compile(r"program\.command=\[([^\[\]{}'\"\\]+)\]")
 MAX_METRICS = 4
 NUMBERS = ("metrics.", "seconds", "created", "ended", "attempts", "usd", "pod_hours", "seed")
 """Beginnings of the keys whose values are numbers."""
@@ -114,12 +115,25 @@ def format_table(rows: Sequence[RunRow], width: int | None = None) -> list[str]:
     metrics = _choose_metrics(rows)
     columns |= {name.removeprefix("metrics."): [_format_cell(name, row.get(name)) for row in rows] for name in metrics}
     own = [[word for word in row.get("overrides") or () if word not in shared] for row in rows]
+    own = [_of_command(words) for words in own]
     columns["overrides"] = [shlex.join(words) for words in own]
     titles, lines, left_out = fit_table(columns, width, _concessions(columns, metrics, own), folded="overrides")
     table = [GAP.join(cells).rstrip() for cells in [titles, *lines]]
     if left_out:
         table += wrap(f"not shown: {', '.join(left_out)}; --csv shows all", width, 2).splitlines()
     return table
+
+
+def _of_command(words: Sequence[str]) -> list[str]:
+    """Return overrides with the words of a command of the user's own as they were typed."""
+    found: list[str] = []
+    for word in words:
+        listed = COMMAND.fullmatch(word)
+        if listed:
+            found += listed[1].split(",")
+        elif word != "program=command":
+            found.append(word)
+    return found
 
 
 def _concessions(

@@ -52,6 +52,7 @@ PEER_LOSS_PATTERN = re.compile(
     r"coordination service|CoordinationService|Another task died|Shutdown barrier|lost its peers"
 )
 """Messages of a JAX process whose peer has died."""
+CONNECTED = re.compile(r"^.*\[Gloo\] Rank \d+ is connected to \d+ peer ranks.*\n?", re.MULTILINE)
 KILLED_CHILD_PATTERN = re.compile(
     r"BrokenProcessPool|exitcode *: -9|Signal 9 \(SIGKILL\)|Signals\.SIGKILL|exit status 137|exit code 137|^Killed$",
     re.MULTILINE,
@@ -165,9 +166,9 @@ def cause_of_exit(log: str) -> Traceback | None:
 
 
 def own_output(log: str) -> str:
-    """Return the log without the crash report at its end, if it has one."""
+    """Return the log without the crash report at its end, if it has one, and without Gloo's words for each device."""
     report = CRASH_REPORT.search(log)
-    return log[: report.start()] if report and ABORTED.search(log[report.start() :]) else log
+    return CONNECTED.sub("", log[: report.start()] if report and ABORTED.search(log[report.start() :]) else log)
 
 
 def only_lost_peers(log: str) -> bool:

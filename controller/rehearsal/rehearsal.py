@@ -156,7 +156,11 @@ class Rehearsal:
         own = {*OVERRIDDEN_KEYS, "scale"}
         overrides = [override for override in self.options.overrides if _key(override) not in own]
         again = shlex.join([*overrides, "cloud=local", *REHEARSAL_OVERRIDES, f"run.state_dir={self.folder}"])
-        return f"kept until this run's next rehearsal; inspect it with `slipway status {again}`, logs, verify or ssh"
+        end = shlex.join(["cloud=local", f"run.state_dir={self.folder}"])
+        return (
+            f"kept until this run's next rehearsal; inspect it with `slipway status {again}`, logs, verify or ssh; "
+            f"`slipway localcloud wipe --yes {end}` ends it"
+        )
 
 
 @contextmanager

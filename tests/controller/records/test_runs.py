@@ -275,6 +275,30 @@ def test_in_80_columns_the_table_keeps_hash_state_and_overrides() -> None:
     assert "accuracy_after" in wide[0]
 
 
+def test_metrics_stay_where_overrides_can_be_folded_and_a_command_reads_as_it_was_typed() -> None:
+    command = [
+        "program=command",
+        "program.command=[python,train.py,--steps,20]",
+        "tpu=v5litepod_8",
+        "env.packages=image",
+    ]
+    row = {
+        "run": "run-0000000b",
+        "state": "finished",
+        "created": 1.0,
+        "seconds": 9.0,
+        "attempts": 1,
+        "type": "v5litepod-8",
+    }
+    narrow = format_table([flat({**row, "metrics": {"final_loss": 0.25}, "overrides": command})], 80)
+    assert "final_loss" in narrow[0]
+    text = " ".join(" ".join(line[line.find("python") if at == 1 else 0 :].split()) for at, line in enumerate(narrow))
+    assert "python train.py --steps 20" in text
+    assert max(map(len, narrow)) <= 80
+    quoted = flat({**row, "overrides": ["program.command=[sh,-c,'a, b']"]})
+    assert "'a, b'" in " ".join(format_table([quoted])).replace("'\"'\"'", "'")
+
+
 def test_a_command_is_called_by_its_script_and_its_own_metrics_have_columns() -> None:
     rows = [
         {"run": "run-1", "name": "run", "program": "train.py", "metrics": {"final_loss": 0.25}},

@@ -359,6 +359,9 @@ def test_what_is_no_traceback_and_no_process_is_not_named() -> None:
     assert last_traceback("he said: Traceback (most recent call last):\nX: y\n") is None
     assert first_at_barrier(["Shutdown::1::0. The first task at the barrier: 7. Some", ""]) is None
     assert log_excerpt("".join(f"{i}\n" for i in range(100))).splitlines()[0] == "75", "the last lines instead"
+    gloo = "[Gloo] Rank {} is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
+    log = "mine\n" + "".join(gloo.format(rank) for rank in range(40))
+    assert (log_excerpt(log), last_words(log)) == ("mine", "mine")
 
 
 def test_a_traceback_in_pieces_is_shown_once_when_it_is_complete() -> None:

@@ -130,6 +130,10 @@ def test_a_failure_is_kept_for_a_look_and_a_fault_that_never_came_proves_nothing
     assert look
     assert main.run([*shlex.split(look[1]), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pod"]["state"] == "ready"
+    end = re.search(r"`slipway (localcloud .*?)` ends it", err)
+    assert end
+    assert main.run(shlex.split(end[1])) == 0
+    assert nothing_runs(home)
     Path("goodbye.txt").write_text("bye\n")
     faults = "{kind: stockout, times: 1}, {kind: preempted, after_object: nowhere}"
     code, out, err = rehearse(capsys, *mine, f"cloud.faults=[{faults}]")
