@@ -34,12 +34,12 @@ from tests.paths import ROOT
 FLAGSHIP = "gemma2b_gsm8k tpu.accelerator_type=v4-16 tpu.zone=us-central2-b loop.steps=3 loop.updates_per_rollout=1"
 """Half as many workers and devices, which is what every run of the tests has time for."""
 AS_TYPED = (
-    *("lm_3b_v6e8", "trm_sudoku", "trm_stable1", "trm_e1_1_baseline_xla", "nanochat_cpp", "nash_mhc_3b"),
+    *("lm_3b_v6e8", "trm_stable1", "trm_e1_1_baseline_xla", "nanochat_cpp", "nash_mhc_3b"),
     "simply_gemma2_2b_gsm8k",
 )
 """One of each kind, and those that need their own slice."""
 OTHERS = tuple(name for name in config_groups()["experiment"] if name not in AS_TYPED)
-EACH_RUN = ("gsm8k_local", "word_game", "sft_gsm8k", "nanochat_d16")
+EACH_RUN = ("trm_sudoku", "gsm8k_local", "word_game", "sft_gsm8k", "nanochat_d16")
 ONE_WORKER = ("tpu=v5litepod_8", "cloud.faults=[{kind: stockout, times: 1}]")
 """A rehearsal of these in each run of `.ci/run`: one process, and no preemption. Each night all run as typed."""
 ADOPTED = {"trm_sudoku_stable1", "trm_stable1"}
@@ -133,6 +133,7 @@ def test_a_failure_is_kept_for_a_look_and_a_fault_that_never_came_proves_nothing
     end = re.search(r"`slipway (localcloud .*?)` ends it", err)
     assert end
     assert main.run(shlex.split(end[1])) == 0
+    assert capsys.readouterr().out.startswith("deleted: the emulated cloud")
     assert nothing_runs(home)
     Path("goodbye.txt").write_text("bye\n")
     faults = "{kind: stockout, times: 1}, {kind: preempted, after_object: nowhere}"

@@ -93,7 +93,7 @@ def play(slipway: SlipwayCli, words: tuple[str, ...]) -> Play:
     return told
 
 
-@pytest.mark.one_plane
+@pytest.mark.wide  # its table of delays changes seldom
 def test_the_flagships_pod_from_a_new_project_to_nothing_at_googles_pace(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, plane: Plane, capsys: pytest.CaptureFixture[str]
 ) -> None:

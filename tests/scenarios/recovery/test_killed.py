@@ -25,6 +25,7 @@ import pytest
 from controller import emulator
 from controller.localcloud import lifecycle
 from controller.resources.pod.capacity_log import load_entries
+from tests.conftest import wide
 from tests.controller.localcloud.harness import wait_for
 from tests.emulators import Emulators
 from tests.paths import ROOT
@@ -234,7 +235,7 @@ def converges(
 
 
 @pytest.mark.timeout(0 if "SLIPWAY_KILL_POINTS" in os.environ else 1800)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, *wide(*range(1, PARTS))])
 def test_killed_before_any_request_up_again_converges(killer: Killer, plane: Plane, part: int) -> None:
     killer.pod = plane.one
     converges(killer, lambda requests: of_plane(plane, points(requests))[part::PARTS])
@@ -249,6 +250,7 @@ def test_killed_while_a_group_is_made_or_deleted_up_again_converges(killer: Kill
     converges(killer, lambda requests: [request for request in requests if of_group.match(request)], killer.down)
 
 
+@pytest.mark.wide
 def test_killed_while_both_planes_are_asked_up_again_has_one_pod(killer: Killer) -> None:
     """The request to the TPU API waits without end, that to Compute Engine for a while; four VMs on either plane."""
     killer.pod = EITHER.four

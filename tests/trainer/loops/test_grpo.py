@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
+from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_grpo_run, make_mesh
 from tests.trainer.lives import SharedPrograms, changed, lines_of, run_until, saved, train
@@ -185,7 +186,11 @@ def test_both_phases_are_told_and_summed_up(whole: WholeRun) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("whole", "kills"),
-    [(AHEAD, (3, 4, 5)), (((8, 1, 1), 3, False), (4,)), (((8, 1, 1), 1, True), (4, 5))],
+    [
+        (AHEAD, (3, 4, 5)),
+        pytest.param(((8, 1, 1), 3, False), (4,), marks=pytest.mark.wide),
+        pytest.param(((8, 1, 1), 1, True), (4, 5), marks=pytest.mark.wide),
+    ],
     indirect=["whole"],
 )
 def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(whole, tmp_path, monkeypatch, kills):
@@ -287,7 +292,7 @@ def test_a_run_with_each_of_the_other_losses(grpo_run, tmp_path, name) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("echo", [True, *wide(False)])
 def test_two_workers_have_the_numbers_of_one(grpo_run: Any, tmp_path: Path, compile_cache: str, echo: bool) -> None:
     """Each worker checks its share of the responses, or plays its share of the episodes; both train on all."""
     loop = {"prompts_per_step": 8, "group_size": 4, "updates_per_rollout": 2, "warm_start_steps": 0, "steps": 2}

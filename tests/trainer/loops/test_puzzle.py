@@ -150,7 +150,11 @@ def test_evaluations_take_the_average_and_the_last_one_also_the_weights(monkeypa
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("sizes", "dtype", "mixer"),
-    [((2, 2, 2), "float32", "attention"), ((1, 1, 1), "bfloat16", "attention"), ((1, 1, 1), "float16", "mlp")],
+    [
+        ((2, 2, 2), "float32", "attention"),
+        pytest.param((1, 1, 1), "bfloat16", "attention", marks=pytest.mark.wide),
+        pytest.param((1, 1, 1), "float16", "mlp", marks=pytest.mark.wide),
+    ],
 )
 def test_other_meshes_and_types_of_activations_have_the_numbers_of_one_device(
     sizes: tuple[int, ...], dtype: str, mixer: str

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from controller.cli import main as cli
+from tests.conftest import wide
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import wait_for as until
 from tests.paths import ROOT
@@ -246,7 +247,7 @@ def test_a_detached_run_that_is_ended_is_ended_in_both_tables(slipway: SlipwayCl
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")])
+@pytest.mark.parametrize("verb", [("cancel",), *wide(("down", "--yes"))])
 def test_ctrl_c_detaches_and_what_is_ended_on_purpose_is_not_started_again(
     slipway: SlipwayCli, verb: tuple[str, ...]
 ) -> None:
