@@ -332,24 +332,27 @@ def result_lines(summary: Mapping[str, Any], width: int | None = None) -> list[s
     counterpart share lines, in the order in which the program gave them. If nothing has a before and after, each value
     has its line, with `X_low` and `X_high` as its interval.
     """
-    lines, others = [], {}
+    main, others = result_values(summary)
+    lines = [f"{pad(_cut(name), RESULT_NAME_WIDTH)} {text}" for name, text in main.items()]
+    rest = "  ".join(f"{_cut(name)} {text}".replace(" ", "\0") for name, text in others.items())
+    return [*lines, *wrap(rest, width).replace("\0", " ").splitlines()]
+
+
+def result_values(summary: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the results that have a line each, as `result_lines` says, and the others, as texts by name."""
+    main, others = dict[str, str](), dict[str, str]()
     for name, value in summary.items():
         base = name.removesuffix("_after")
         if name.endswith("_after") and f"{base}_before" in summary and not BESIDE_OTHERS.search(base):
             interval = _interval(summary, f"{base}_low_after", f"{base}_high_after")
-            before = format_number(summary[f"{base}_before"])
-            lines.append(f"{pad(_cut(base), RESULT_NAME_WIDTH)} {before} → {format_number(value)}{interval}")
+            main[base] = f"{format_number(summary[f'{base}_before'])} → {format_number(value)}{interval}"
         elif not (_has_counterpart(summary, name) or BESIDE_OTHERS.search(name)):
-            others[name] = value
-    if not lines:
-        return [
-            f"{pad(_cut(name), RESULT_NAME_WIDTH)} {format_number(value)}"
-            f"{_interval(summary, f'{name}_low', f'{name}_high')}"
-            for name, value in summary.items()
-            if not _is_bound(summary, name)
-        ]
-    rest = "  ".join(f"{_cut(name)} {format_number(value)}".replace(" ", "\0") for name, value in others.items())
-    return [*lines, *wrap(rest, width).replace("\0", " ").splitlines()]
+            others[name] = format_number(value)
+    if main:
+        return main, others
+    shown = {name: value for name, value in summary.items() if not _is_bound(summary, name)}
+    whole = {n: f"{format_number(value)}{_interval(summary, f'{n}_low', f'{n}_high')}" for n, value in shown.items()}
+    return whole, {}
 
 
 def _has_counterpart(summary: Mapping[str, Any], name: str) -> bool:

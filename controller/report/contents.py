@@ -1,7 +1,7 @@
 """The contents of a report as values: curves over the seeds, timelines, comparisons; `--json` prints them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,9 +38,11 @@ class Curve:
 def select_metrics(settings: Sequence[Setting], wanted: str = "") -> tuple[list[Metric], int]:
     """Return the metrics in the order of the page, and how many others were left out.
 
-    Those that the fewest runs have are left out. `wanted` names a metric that comes before all others.
+    Those that the fewest runs have are left out; the bounds of an interval have no place of their own. `wanted` names a
+    metric that comes before all others.
     """
-    counts = Counter(metric for setting in settings for run in setting.counted_runs for metric in run.curves)
+    every = Counter(metric for setting in settings for run in setting.counted_runs for metric in run.curves)
+    counts = {metric: count for metric, count in every.items() if not is_bound(metric, every)}
 
     def rank(metric: Metric) -> int:
         return -1 if metric[1] == wanted else _preference(metric)
@@ -74,24 +76,47 @@ def build_curve(setting: Setting, metric: Metric, points: int = MAX_POINTS) -> C
     """Return the curve of one setting over the steps that all its runs span, or None if there is none to draw.
 
     Between the steps that a run has logged, its values lie on straight lines: warm starts of different lengths give
-    the runs of one setting different steps. A run whose last values are not finite is not counted there. Long curves
-    keep every k-th step and the last one.
+    the runs of one setting different steps. If all have finished, each counts with its last value from there on, so
+    that the curve ends where the table does. Of a single run, the band is the interval that it told. A run whose last
+    values are not finite is not counted there. Long curves keep every k-th step and the last one.
     """
     logged = [run.curves[metric] for run in setting.counted_runs if metric in run.curves]
     finite = [sorted((step, value) for step, value in one.items() if value is not None) for one in logged]
     if not any(finite) or metric[0] == RESULT_FILE:
         return None
-    first, last = max(map(min, logged)), min(map(max, logged))
+    ends = [run.state == "finished" for run in setting.counted_runs if metric in run.curves]
+    first, last = max(map(min, logged)), (max if all(ends) else min)(map(max, logged))
     steps = np.array(sorted({step for one in logged for step in one if first <= step <= last}))
     steps = steps[::-1][:: max(1, -(-len(steps) // points))][::-1]
-    outside = {"left": np.nan, "right": np.nan}
-    values = np.array([np.interp(steps, *np.array(one, float).T, **outside) for one in finite if one])
+    goes_on = [all(ends) and one[max(one)] is not None for one in logged]
+    values = np.array(
+        [
+            np.interp(steps, *np.array(one, float).T, left=np.nan, right=one[-1][1] if has_end else np.nan)
+            for one, has_end in zip(finite, goes_on, strict=True)
+            if one
+        ]
+    )
     known = ~np.isnan(values).all(axis=0)
-    values = values[:, known]
+    steps, values = steps[known], values[:, known]
     if not values.size or np.nanmax(np.abs(values)) > MAX_DRAWABLE:
         return None
-    rows = (steps[known], np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0))
-    return Curve(*(tuple(row.tolist()) for row in rows))
+    low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+    if len(logged) == 1:
+        low, high = (_bound(setting.counted_runs, metric, end, steps, at) for end, at in (("low", low), ("high", high)))
+    return Curve(*(tuple(row.tolist()) for row in (steps, np.nanmean(values, axis=0), low, high)))
+
+
+def _bound(runs: Sequence[RecordedRun], metric: Metric, end: str, steps: Any, otherwise: Any) -> Any:
+    """Return the bound of the interval that the only run told for a metric; the curve itself if it told none."""
+    [told] = [run.curves.get((metric[0], f"{metric[1]}_{end}"), {}) for run in runs if metric in run.curves]
+    known = sorted((step, value) for step, value in told.items() if value is not None)
+    return np.interp(steps, *np.array(known, float).T) if known else otherwise
+
+
+def is_bound(metric: Metric, known: Collection[Metric]) -> bool:
+    """Return whether a metric is a bound of another one's interval, as whose band it is drawn."""
+    base, _, end = metric[1].rpartition("_")
+    return end in ("low", "high") and {(metric[0], each) for each in (base, f"{base}_low", f"{base}_high")} <= {*known}
 
 
 SPAN_KINDS: Mapping[str, str] = {
@@ -302,6 +327,17 @@ class ReportModel:
         points = points_per_curve(self.metrics, self.settings)
         built = enumerate((setting.label, build_curve(setting, metric, points)) for setting in self.settings)
         return {number: (label, curve) for number, (label, curve) in built if curve}
+
+    @cached_property
+    def constants(self) -> dict[Metric, float]:
+        """The metrics that every run told several times, always with the same value."""
+        found: dict[Metric, float] = {}
+        for metric in self.metrics:
+            told = [run.curves[metric] for run in self.runs if metric in run.curves]
+            values = {value for one in told for value in one.values()}
+            if len(values) == 1 and max(map(len, told)) > 1 and (value := values.pop()) is not None:
+                found[metric] = value
+        return found
 
     def interrupted_steps(self, metric: Metric) -> list[tuple[float, str]]:
         """Return the last step before each interruption of the runs that have the metric, with what happened."""

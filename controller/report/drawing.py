@@ -81,8 +81,10 @@ def _attribute_value(value: Any) -> str:
 
 COLOURS, DASHES = 8, 3
 """Number of styles in page.css: the colors repeat with other dashes."""
-WIDTH, HEIGHT, LEFT, BOTTOM = 760, 300, 62, 270
-"""Size of a chart and margins of its plot, in SVG units."""
+WIDTH, HEIGHT, BOTTOM = 760, 300, 270
+"""Size of a chart and the bottom of its plot, in SVG units."""
+CHARACTER = 13.5
+"""Width of a character of a small chart's labels, which are the largest, in SVG units."""
 GAP = 9
 """Length of the dashes of a line that lies on others, in SVG units."""
 MIN_TICK_DISTANCE = 0.18
@@ -128,9 +130,10 @@ def draw_chart(
     low, high = low - margin, high + margin
     if len(heights) > 1:
         heights = ticks(low, high)
+    edge = 12 + CHARACTER * max(len(x_name), *(len(format_number(value)) for value in heights))
 
     def x(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - 20) * ((scale(value) - left) / (right - left) if right > left else 0.5)
+        return edge + (WIDTH - edge - 20) * ((scale(value) - left) / (right - left) if right > left else 0.5)
 
     def y(value: float) -> float:
         return 10 + (BOTTOM - 10) * (high - min(max(value, low), high)) / (high - low)
@@ -140,10 +143,10 @@ def draw_chart(
 
     svg = add_child(parent, "svg", class_="chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
     for value in heights:
-        add_child(svg, "line", class_="grid", x1=LEFT, x2=WIDTH - 20, y1=y(value), y2=y(value))
-        add_child(svg, "text", format_number(value), x=LEFT - 8, y=y(value) + 4, text_anchor="end")
+        add_child(svg, "line", class_="grid", x1=edge, x2=WIDTH - 20, y1=y(value), y2=y(value))
+        add_child(svg, "text", format_number(value), x=edge - 8, y=y(value) + 4, text_anchor="end")
     if x_name:
-        add_child(svg, "text", x_name, x=LEFT - 8, y=BOTTOM + 20, text_anchor="end")
+        add_child(svg, "text", x_name, x=edge - 8, y=BOTTOM + 20, text_anchor="end")
     for at in x_ticks(x_low, x_high, logarithmic=logarithmic):
         anchor = "middle" if x_low == x_high or x_low < at < x_high else "start" if at == x_low else "end"
         add_child(svg, "text", format_number(at), x=x(at), y=BOTTOM + 20, text_anchor=anchor)

@@ -12,7 +12,8 @@ from importlib.resources import files
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from controller.core.text import plural, result_lines
+from controller.core.text import format_number as format_result
+from controller.core.text import plural, result_values
 from controller.core.this_process import DISTRIBUTION
 from controller.report.contents import SPAN_KINDS, ReportModel, Timeline, is_preferred
 from controller.report.drawing import (
@@ -30,7 +31,7 @@ from controller.report.drawing import (
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
 from controller.report.scaling import Scaling, scaling_section
 
-MAX_CHARTS, MAX_RESULTS = 4, 6
+MAX_CHARTS, MAX_RESULTS, MAX_LEGEND, MAX_NAMES = 4, 5, 24, 40
 
 
 def summary_section(section: Element, report: ReportModel) -> None:
@@ -43,12 +44,17 @@ def summary_section(section: Element, report: ReportModel) -> None:
             figure = add_child(charts, "figure")
             add_child(figure, "figcaption", metric[1])
             line_chart(figure, metric[1], curves, report.interrupted_steps(metric))
-    add_table(
-        section, "Results", ["setting", "#seed", "state", "result"], [_result_row(run, report) for run in report.runs]
-    )
-    run = report.runs[-1].id
+    if len(charts) and len(report.settings) > 1:
+        legend = add_child(section, "ul", class_="legend")
+        for i, setting in enumerate(report.settings[:MAX_LEGEND]):
+            add_child(legend, "li", setting.label, class_=colour(i))
+        if len(report.settings) > MAX_LEGEND:
+            add_child(legend, "li", f"and {plural(len(report.settings) - MAX_LEGEND, 'more setting')}")
+    _add_results(section, report)
+    last = report.runs[-1]
     parts: list[str | tuple[str, str]] = ["More: "]
-    for command in (f"slipway logs --run {run}", f"slipway get {run}", "slipway tensorboard"):
+    curves_of_trainer = [] if last.row.get("program") else ["slipway tensorboard"]
+    for command in (f"slipway logs --run {last.id}", f"slipway get {last.id}", *curves_of_trainer):
         parts += [("code", command), " · "]
     add_text(section, *parts[:-1], class_="soft")
 
@@ -62,13 +68,33 @@ def overview_metrics(report: ReportModel) -> list[Metric]:
     return list(chosen.values())[:MAX_CHARTS]
 
 
-def _result_row(run: RecordedRun, report: ReportModel) -> Row:
-    metrics: Any = run.row.get("metrics")
-    lines = result_lines(metrics)[:MAX_RESULTS] if isinstance(metrics, dict) and metrics else ["–"]
-    text = "\n".join(" ".join(line.split()) for line in lines)
+def _add_results(section: Element, report: ReportModel) -> None:
+    """Add a table with a line for each run, by setting and seed, and a column for each result."""
+
+    def seed(run: RecordedRun) -> tuple[bool, float, str]:
+        is_number = isinstance(run.seed, int | float)
+        return not is_number, float(run.seed or 0) if is_number else 0.0, str(run.seed)
+
+    runs = [run for setting in report.settings for run in sorted(setting.runs, key=seed)]
+    told: list[dict[str, str]] = []
+    for run in runs:
+        metrics: Any = run.row.get("metrics")
+        main, others = result_values(metrics) if isinstance(metrics, dict) else ({}, {})
+        told.append(main | others)
+    names = list(dict.fromkeys(name for each in told for name in each))
+    shown = names[:MAX_RESULTS]
+    rows = [
+        _result_row(run, report, [each.get(name, "–") for name in shown]) for run, each in zip(runs, told, strict=True)
+    ]
+    add_table(section, "Results", ["setting", "#seed", "state", *(f"#{name}" for name in shown)], rows)
+    if further := names[MAX_RESULTS:]:
+        add_text(section, f"Also in summary.json: {', '.join(further[:MAX_NAMES])}.", class_="soft")
+
+
+def _result_row(run: RecordedRun, report: ReportModel, results: Sequence[str]) -> Row:
     setting = report.setting_of(run)
     label = (f"span.{colour(report.settings.index(setting))}", setting.label)
-    return [label, "–" if run.seed is None else run.seed, run.state, ("span.text", text)]
+    return [label, "–" if run.seed is None else run.seed, run.state, *results]
 
 
 def hypothesis_rows(report: ReportModel) -> Iterator[tuple[str, str]]:
@@ -111,8 +137,12 @@ def metrics_section(section: Element, report: ReportModel) -> None:
         *(() if alone else (" and the difference from ", ("b", report.settings[0].label), COMPARED)),
         "." if alone else "",
     )
-    for i, metric in enumerate(report.metrics):
+    phase = ""
+    for i, metric in enumerate(metric for metric in report.metrics if metric not in report.constants):
         name = f"{metric[0]}: {metric[1]}" if metric[0] else metric[1]
+        if i and not is_preferred(metric) and metric[0] != phase:  # the first ones are of several phases
+            phase = metric[0]
+            add_child(section, "h3", phase)
         fold = add_child(section, "details", open=i == 0)
         add_child(fold, "summary", name)
         if curves := report.curves(metric):
@@ -124,6 +154,9 @@ def metrics_section(section: Element, report: ReportModel) -> None:
         if missing := report.runs_without_end(metric):
             named = "; ".join(map(report.run_label, missing))
             add_text(fold, f"In no mean, since their last value is not finite: {named}.", class_="soft")
+    if report.constants:
+        named = ", ".join(f"{phase} {name} {format_result(value)}" for (phase, name), value in report.constants.items())
+        add_text(section, f"The same at every step of every run: {named}.", class_="soft")
     if report.omitted_metrics:
         add_text(section, f"{plural(report.omitted_metrics, 'further metric')} left out.", class_="soft")
 

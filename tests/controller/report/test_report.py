@@ -174,6 +174,51 @@ def test_runs_that_told_other_steps_are_joined_where_all_of_them_went() -> None:
     assert line.low[:2] == pytest.approx((0.1, 0.4))
 
 
+def test_a_finished_run_counts_with_its_last_value_so_that_curve_and_table_end_alike() -> None:
+    first, second = {10.0: 0.0, 50.0: 0.4}, {10.0: 0.2, 50.0: 0.5, 58.0: 0.8}
+    runs = [
+        RecordedRun({"run": str(i), "seed": i, "state": "finished"}, None, {("x", "a"): told})
+        for i, told in enumerate((first, second))
+    ]
+    line = curve_of(group_settings(runs)[0])
+    assert (line.steps, line.mean[-1]) == ((10.0, 50.0, 58.0), pytest.approx(0.6))
+
+
+def test_the_bounds_that_one_run_tells_are_the_band_of_its_metric(tmp_path: Path) -> None:
+    told = [
+        {"step": i, "phase": "eval", "a": 0.5, "a_low": 0.4 - i / 10, "a_high": 0.6, "b_low": 1.0 + i} for i in (1, 2)
+    ]
+    write_run(tmp_path, (), 0, START_TIME, told)
+    found = report_of(tmp_path)
+    assert {name for _, name in found.metrics if name[0] in "ab"} == {"a", "b_low"}, "b_low is no bound: there is no b"
+    line = curve_of(found.settings[0], ("eval", "a"))
+    assert (line.mean, line.high) == ((0.5, 0.5), (0.6, 0.6))
+    assert line.low == pytest.approx((0.3, 0.2))
+
+
+def test_results_are_a_line_a_run_sorted_by_seed_with_a_column_for_each(tmp_path: Path) -> None:
+    for seed in (2, 0, 1):
+        many = {f"m{i}": float(seed) for i in range(8)}
+        write_run(tmp_path, CASES[0], seed, START_TIME + seed, [], metrics=many)
+    page = render(report_of(tmp_path), START_TIME)
+    body = ElementTree.fromstring(page[page.index("<body>") : page.index("</html>")])
+    [table] = body.findall("main/section[@id='summary']//table")
+    assert [cell.text for cell in table.iter("th")][:8] == ["setting", "seed", "state", "m0", "m1", "m2", "m3", "m4"]
+    assert [[cell.text for cell in row][1:4] for row in table.findall("tbody/tr")] == [
+        [str(seed), "finished", str(seed)] for seed in (0, 1, 2)
+    ]
+    assert "Also in summary.json: m5, m6, m7." in page
+
+
+@pytest.mark.parametrize("value", [1e-5, 0.0001, 123456.7, -2.5e-7])
+def test_labels_of_small_charts_are_whole(value: float) -> None:
+    page = ElementTree.Element("div")
+    line_chart(page, "loss", {0: ("a", Curve((1.0, 9.0), (value, 2 * value), (value, value), (value, value)))})
+    [chart] = page
+    for label in (each for each in chart if each.tag == "text" and each.get("text-anchor") == "end"):
+        assert float(label.get("x", "")) >= 13 * len(label.text or ""), "24 SVG units high, as page.css has them"
+
+
 def test_the_page_draws_the_curves_and_holds_the_table(home: Path) -> None:
     """Each metric has its fold; the chart ends where the mean of the last values lies, the table shows that mean."""
     write_sweep(home, seeds=(0, 1))
@@ -182,7 +227,9 @@ def test_the_page_draws_the_curves_and_holds_the_table(home: Path) -> None:
     body = ElementTree.fromstring(page[page.index("<body>") : page.index("</html>")])
     folds = body.findall("main/section[@id='metrics']/details")
     names = [fold.findtext("summary") for fold in folds]
-    assert (names[0], len(names)) == ("eval: eval_accuracy", len(found.metrics))
+    assert found.constants
+    assert (names[0], len(names)) == ("eval: eval_accuracy", len(found.metrics) - len(found.constants))
+    assert all(f"{phase} {name} " in page for phase, name in found.constants)
     assert [fold.get("open") for fold in folds] == ["", *[None] * (len(folds) - 1)]
     text = "".join(body.find("main/section[@id='metrics']/p").itertext())  # pyright: ignore[reportOptionalMemberAccess]
     assert text.startswith("Each line is the mean")
@@ -288,7 +335,8 @@ def test_the_page_says_how_much_there_is_and_where_the_rest_is(tmp_path: Path) -
     folded = f"{len(runs_of(tmp_path)[0].transcripts)} transcripts"
     assert "<title>quickstart: report</title>" in page
     assert ">not billed or unknown<" in page
-    assert "accuracy 0.4883 → 0.8984 (95 %: 0.85 to 0.93)" in page
+    assert ">accuracy</th>" in page
+    assert ">0.4883 → 0.8984 (95 %: 0.85 to 0.93)</td>" in page
     assert not [word for word in ("baseline", "Student") if word in page], "one setting is not compared"
     assert f"8 of {folded}</summary>" in page
     for command in (f"slipway logs --run {run}", f"slipway get {run}", "slipway tensorboard"):
