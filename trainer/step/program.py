@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import Mesh
 
 from trainer.distributed import mesh as meshes
@@ -88,10 +88,9 @@ def _eqn_flops(eqn: JaxprEqn, turns: int) -> float:
 
 
 def _sub_jaxprs(value: Any) -> list[Jaxpr]:
-    if isinstance(value, ClosedJaxpr):
-        return [value.jaxpr]
-    if isinstance(value, Jaxpr):
-        return [value]
+    inner = getattr(value, "jaxpr", value)  # up to JAX 0.10 a ClosedJaxpr holds one, since 0.11 it is one
+    if isinstance(inner, Jaxpr):
+        return [inner]
     if isinstance(value, (tuple, list)):
         return [jaxpr for item in value for jaxpr in _sub_jaxprs(item)]
     return []

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 GOOGLE = "0x1ae0"
 """PCI vendor id."""
-TPU_IDS = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
-"""PCI device ids of v2 and v3, an unnamed TPU, v4, v5p, v5e, v6e and TPU7x; Google's network card has another."""
+TPU_IDS = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083"})
+"""PCI device ids of v2 and v3, an unnamed TPU, v4, v5p, v5e, v6e, TPU7x, TPU8t and TPU8i, as in JAX 0.12's
+`hardware_utils.py`; Google's network card has another."""
 
 
 def tpu_chips() -> Chips:
@@ -67,9 +68,9 @@ def _device_nodes() -> dict[str, str]:
 
 
 def _chips_on_pci() -> int:
-    """Return how many TPU chips the PCI bus has, with or without a driver."""
+    """Return how many TPU chips the PCI bus has, with or without a driver: a chip may have further functions than 0."""
     found = 0
-    for vendor in (sysfs_root() / "bus/pci/devices").glob("*/vendor"):
+    for vendor in (sysfs_root() / "bus/pci/devices").glob("*.0/vendor"):
         try:
             if vendor.read_text().strip() == GOOGLE and vendor.with_name("device").read_text().strip() in TPU_IDS:
                 found += 1

@@ -38,8 +38,8 @@ def vm(worker: AgentWorker, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def add_pci_device(vm: Path, slot: int, vendor: str, device: str) -> None:
-    folder = vm / f"sys/bus/pci/devices/0000:00:{slot:02x}.0"
+def add_pci_device(vm: Path, slot: int, vendor: str, device: str, function: int = 0) -> None:
+    folder = vm / f"sys/bus/pci/devices/0000:00:{slot:02x}.{function}"
     folder.mkdir(parents=True)
     (folder / "vendor").write_text(f"{vendor}\n")
     (folder / "device").write_text(f"{device}\n")
@@ -62,6 +62,7 @@ def test_device_nodes(worker: AgentWorker, vm: Path, files: tuple[str, ...], pat
 
 def test_the_pci_bus_counts_chips_without_a_driver_and_no_network_cards(worker: AgentWorker, vm: Path) -> None:
     add_pci_device(vm, 4, "0x1ae0", "0x0063")
+    add_pci_device(vm, 4, "0x1ae0", "0x0063", function=1)
     add_pci_device(vm, 5, "0x1ae0", "0x0042")  # gVNIC
     add_pci_device(vm, 6, "0x8086", "0x0063")
     assert worker.call("observe", chips=True)["chips"] == {"paths": [], "on_pci": 1, "holders": []}
