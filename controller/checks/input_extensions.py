@@ -1,7 +1,7 @@
 """Extensions: what the config names as `module:name` exists and can be called, and the user's own checks."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -213,11 +213,12 @@ def own_checks_pass(config: Config) -> Iterator[Issue]:
 
 def _run_check(reference: str, config: Config) -> Iterator[Issue]:
     try:
-        found = [*load("check", reference, "code.checks")(config)]
+        found = load("check", reference, "code.checks")(config)
+        found = [found] if isinstance(found, str) or not isinstance(found, Iterable) else [*found]
     except ExtensionError as error:
         yield Issue(str(error).removeprefix("code.checks: "), "code.checks")
         return
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         yield Issue(f"{reference} raised {error!r}", "code.checks")
         return
     for item in found:

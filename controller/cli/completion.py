@@ -10,7 +10,7 @@ from pathlib import Path
 from conf.strict_json import dumps
 from controller.cli.flags import COMPLETION_QUERY, HELP, VERBS, Flag, flags
 from controller.cli.main import Command
-from controller.core.errors import ConfigError
+from controller.core.errors import ConfigError, state_home
 
 TAIL_BYTES = 400_000
 """Bytes read from the end of the table of runs, enough for some thousand runs."""
@@ -137,7 +137,7 @@ def _flag_values(flag: Flag) -> Completions:
 
 def _recent_ids(pattern: re.Pattern[bytes]) -> Completions:
     """Return the runs or sweeps that this machine knows, the newest first."""
-    home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    home = state_home()
     file = home / "runs" / "index.jsonl"
     found: Completions = {}
     if file.is_file():
@@ -226,7 +226,7 @@ def _write_if_changed(file: Path, text: str) -> str:
 
 def run_completion(command: Command) -> int:
     """`slipway completion`: print completions for shells, and settings for editors."""
-    action, state = command.flags.action, Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    action, state = command.flags.action, state_home()
     if action == COMPLETION_QUERY:
         found = complete(os.environ.get("COMP_LINE", ""), Path.cwd())
         print(dumps(found) if command.flags.json else "\n".join(f"{word}\t{about}" for word, about in found.items()))

@@ -197,8 +197,9 @@ def search_path_override(extra_dir: Path | None) -> list[str]:
 
 
 def register_resolvers() -> None:
-    """Register the resolvers that the bundled YAML uses, `${installed:PATH}` and `${packages_on:CLOUD}`."""
+    """Register the bundled YAML's resolvers: `${installed:PATH}`, `${packages_on:CLOUD}`, `${state_home:}`."""
     _register_resolver("installed", _installed)
+    _register_resolver("state_home", lambda: os.environ.get("SLIPWAY_HOME") or "~/.slipway")
     _register_resolver("packages_on", _packages_on)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import conf
+from controller.core.errors import state_home
 
 CONFIG_DIR = Path(conf.__file__).parent
 MOST_FILES = 100
@@ -32,7 +33,7 @@ def cache_file(overrides: Sequence[str], extra_dir: Path | None) -> Path | None:
     texts = [*overrides, *(read.decode("utf-8", "replace") for read in theirs.values())]
     if any(_OTHER_SOURCES.search(text) for text in texts):
         return None
-    names = {name for read in bundled.values() for name in _ENVIRONMENT.findall(read.decode())}
+    names = {"SLIPWAY_HOME", *(name for read in bundled.values() for name in _ENVIRONMENT.findall(read.decode()))}
     key = hashlib.sha256()
     rules = [_modified(f"controller.config.{name}") for name in ("compose", "kinds", "texts")]
     rules += [path.stat().st_mtime_ns for path in sorted((CONFIG_DIR / "schema").rglob("*.py"))]
@@ -41,7 +42,7 @@ def cache_file(overrides: Sequence[str], extra_dir: Path | None) -> Path | None:
     key.update(json.dumps([where, list(overrides), variables]).encode())
     for path, read in (bundled | theirs).items():
         key.update(f"\0{path}\0{len(read)}\0".encode() + read)
-    home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    home = state_home()
     return home / "cache" / "composed" / f"{key.hexdigest()[:32]}.json"
 
 

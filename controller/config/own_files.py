@@ -83,6 +83,7 @@ def check_own_files(folder: Path, overrides: Iterable[str], groups: Groups, base
         problem
         for file in read_own_files(folder, overrides)
         for problem in (
+            *_shadowed(file, base),
             *_wrong_defaults(file, folder, groups, base),
             *_wrong_body(file, groups, base),
             *_wrong_shapes(file),
@@ -90,6 +91,12 @@ def check_own_files(folder: Path, overrides: Iterable[str], groups: Groups, base
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _shadowed(file: OwnFile, base: Groups) -> Iterator[str]:
+    name = file.shown.rpartition("/")[2].removesuffix(".yaml")
+    if name in base.get(file.group, ()):
+        yield f"{file.shown}: is never read, since Slipway has its own {file.group}={name}; rename the file"
 
 
 def where_set(key: str, folder: Path | None, overrides: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -58,14 +59,16 @@ def unsanitized_stream(stream: Any) -> Any:
 def sanitized_output() -> Iterator[None]:
     """Sanitize stdout and stderr inside the block where they are terminals; a file gets what it cannot hold escaped."""
     before = sys.stdout, sys.stderr
-    for stream in before:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (SanitizedStream(stream) if stream.isatty() else stream for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    with Path(os.devnull).open("w") as nowhere:
+        streams = [stream if stream is not None else nowhere for stream in before]  # None: closed by `>&-`
+        for stream in streams:
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        sys.stdout, sys.stderr = (SanitizedStream(stream) if stream.isatty() else stream for stream in streams)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
 
 
 DEFAULT_WIDTH = 80

@@ -44,7 +44,7 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     """
     named = os.environ.get(VARIABLE)
     file = Path(named) if named else _gcloud_folder() / "application_default_credentials.json"
-    if not file.is_file():
+    if (named and holds_no_path(named)) or not file.is_file():
         return _metadata_credentials() if named is None else None
     import warnings
 
@@ -70,9 +70,17 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     return credentials
 
 
+def holds_no_path(value: str) -> bool:
+    """Return whether a variable has a file's content in place of its path, as a CI's secret has."""
+    return "{" in value or "\n" in value or len(value) > 1000
+
+
 def absent_file() -> str:
     """Say that the file which the environment names does not exist; "" if it does, or names none."""
     named = os.environ.get(VARIABLE)
+    if named and holds_no_path(named):
+        message = "holds the credentials themselves, not a path; write them to a file and name that"
+        return f"no Google credentials: {VARIABLE} {message} (its value is not shown)"
     if not named or Path(named).is_file():
         return ""
     return f"no Google credentials: {VARIABLE} names {named}, and there is no such file; correct or unset the variable"

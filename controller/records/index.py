@@ -10,7 +10,6 @@ started.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 from conf.strict_json import dumps, loads
+from controller.core.errors import state_home
 from controller.core.json_documents import (
     UnreadableError,
     append_lines,
@@ -303,5 +303,5 @@ def _warn(file: Path, problem: str) -> None:
 def _last_command_file(folder: Path) -> Path:
     import hashlib
 
-    home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    home = state_home()
     return home / "last" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.config.compose import compose, with_overrides
-from controller.core.errors import ConfigError
+from controller.core.errors import ConfigError, state_home
 from controller.core.events import Waiting, silent_wait
 from controller.core.text import width_of, wrap
 
@@ -57,7 +56,7 @@ class RunOptions:
         """Return the state folder; without overrides nothing is composed, which would take longer than reading it."""
         if self.overrides:
             return Path(self.cloud_config().run.state_dir).expanduser()
-        return Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+        return state_home()
 
     def config(self, *, resolve: bool = True) -> tuple[Config, list[Finding]]:
         """Return the composed config and the findings of the preflight checks.

@@ -123,7 +123,8 @@ def test_a_module_that_another_hides_is_found(folder: Path) -> None:
 
 def test_rules_of_ones_own_are_checks(folder: Path) -> None:
     (folder / "my_bad_checks.py").write_text(
-        "def raises(config): raise KeyError('x')\ndef text(config): return ['no']\ndef none(): ...\n"
+        "import sys\ndef raises(config): raise KeyError('x')\ndef text(config): return ['no']\ndef none(): ...\n"
+        "def ends(config): sys.exit(0)\ndef nothing(config): pass\ndef word(config): return 'no'\n"
     )
     own = ["program=command", "program.command=[python]", "cloud.project=acme", "run.name=lm"]
     assert words(*own, "code.checks=[my_check:runs_have_owners]") == [
@@ -137,6 +138,13 @@ def test_rules_of_ones_own_are_checks(folder: Path) -> None:
         "must yield (key, message), not 'no'" in line for line in words(*own, "code.checks=[my_bad_checks:text]")
     )
     assert any("takes ()" in line for line in words(*own, "code.checks=[my_bad_checks:none]"))
+    for name, said in {
+        "ends": "raised SystemExit(0)",
+        "nothing": "must yield (key, message), not None",
+        "word": "must yield (key, message), not 'no'",
+    }.items():
+        found = [line for line in words(*own, f"code.checks=[my_bad_checks:{name}]") if "my_bad_checks" in line]
+        assert found == [f"own_check: code.checks: my_bad_checks:{name} {said}"]
     assert not [entry for entry in sys.path if entry == str(folder)]
 
 

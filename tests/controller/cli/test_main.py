@@ -37,6 +37,31 @@ def test_a_full_disk(words: list[str], tmp_path: Path) -> None:
     assert slipway(*words, cwd=tmp_path, stdout="/dev/full") == (1, said)
 
 
+@pytest.mark.parametrize("words", [["plan", "+experiment=quickstart"], ["runs"], ["status"], ["localcloud", "stop"]])
+def test_a_state_folder_of_nobody_and_none_at_all(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", "~nobody-here/state")
+    said = "error: SLIPWAY_HOME: this machine has no user 'nobody-here'; write the path in full"
+    code, err = slipway(*words, cwd=tmp_path)
+    assert (code, " ".join(err.split())) == (2, said)
+    monkeypatch.setenv("SLIPWAY_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (work := tmp_path / "work").mkdir()
+    slipway(*words, cwd=work)
+    assert list(work.iterdir()) == [], "an empty variable is none"
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "code"), [(">&-", "version", 0), (">&-", "runs", 0), ("2>&-", "help plam", 2)]
+)
+def test_an_output_that_the_shell_has_closed(closed: str, words: str, code: int, tmp_path: Path) -> None:
+    env = {**os.environ, "SLIPWAY_HOME": str(tmp_path)}
+    line = f"{sys.executable} -P -c '{PROGRAM.replace(chr(39), chr(34))}' {words} {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 @pytest.mark.parametrize("verb", ["up", "plan", "status", "down"])
 def test_a_sweep_and_a_run_are_not_meant_at_once(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([verb, "-m", "--run", "quickstart-0b1c2d3e", "run.seed=1,2"]) == 2

@@ -155,6 +155,12 @@ def test_null_is_no_choice(name: str) -> None:
         ),
         ("data/mine.yaml", "? [a]\n: b", ["data=mine"], "cannot compose the config: while constructing a mapping in"),
         (
+            "experiment/quickstart.yaml",
+            f"{GLOBAL}run: {{name: mine}}\n",
+            ["+experiment=quickstart"],
+            "slipway/experiment/quickstart.yaml: is never read, since Slipway has its own experiment=quickstart;",
+        ),
+        (
             "data/mine.yaml",
             "defaults: [nobody]",
             ["data=mine"],

@@ -361,6 +361,11 @@ def test_a_google_vm_has_its_own_credentials(
         GoogleClient(None, ManualClock()).call("storage", "buckets.list", project="p1")
     (tmp_path / "absent.json").touch()
     assert absent_file() == ""
+    for content in ('{"type": "service_account", "private_key": "hush"}', "hush\nhush", "hush" * 2000):
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", content)
+        assert "holds the credentials themselves, not a path" in absent_file()
+        assert "hush" not in absent_file()
+        assert application_default_credentials("p1") is None
 
 
 def test_the_project_is_that_of_the_named_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
