@@ -107,8 +107,6 @@ class Program(Strict):
             raise ValueError("program.needs_chips: must be true, because the bundled trainer needs the chips")
         if self.kind == "trainer" and self.exit_codes:
             raise ValueError("program.exit_codes: is for program=command; those of the bundled trainer are fixed")
-        if self.kind == "trainer" and self.command:
-            raise ValueError("program.command: is for program=command; add program=command, or leave it out")
         return self
 
 

@@ -54,11 +54,6 @@ def test_the_home_of_a_user_who_does_not_exist_is_one_clear_error(key: str, over
     assert problem.startswith(f"{key}: this machine has no user 'nobody-here' (got ")
 
 
-def test_a_command_beside_the_trainer_is_refused() -> None:
-    [problem] = problems_of(*TINY, "program.command=[python,train.py]")
-    assert problem == "program: program.command: is for program=command; add program=command, or leave it out"
-
-
 def test_the_pod_is_named_by_cloud_tpu_and_network_alone() -> None:
     pod = config().pod_name
     assert config("run.seed=3", "loop.steps=9", "cloud.faults=[{kind: preempted, after_seconds: 1}]").pod_name == pod

@@ -106,7 +106,7 @@ def test_no_name_is_obeyed_leads_out_or_blocks_the_rest(
         ["bash", "-lic", "true"],
     ):
         subprocess.run(
-            words, cwd=folder, env=home, capture_output=True, check=False, timeout=60, stdin=subprocess.DEVNULL
+            words, cwd=folder, env=home, capture_output=True, check=False, timeout=400, stdin=subprocess.DEVNULL
         )
     assert list(tmp_path.rglob(CANARY)) == []
 
