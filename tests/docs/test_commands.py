@@ -106,6 +106,7 @@ def test_the_tutorial(reader: Reader) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.deep
+@pytest.mark.longest
 def test_readme_and_help(reader: Reader) -> None:
     """Every command that no other page has, the verbs in an order that makes sense."""
     steps = [*session_of("README.md"), *session_of("--help")]
