@@ -162,7 +162,7 @@ def tokens_are_known(config: Config) -> Iterator[Issue]:
     for key, name in (("data.bos", data.bos), *(("data.eos", end) for end in ends)):
         if name is not None and name not in found.added:
             choices = ", ".join(found.added[:12]) or "none"
-            yield Issue(f'the tokenizer has no special token {name}; it has {choices}: {key}="TOKEN"', key)
+            yield Issue(f'the tokenizer has no special token {name}; it has {choices}; set one, quoted: {key}="…"', key)
 
 
 def _is_plain(data: QuestionData | Corpus) -> bool:

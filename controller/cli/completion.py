@@ -10,7 +10,8 @@ from pathlib import Path
 from conf.strict_json import dumps
 from controller.cli.flags import COMPLETION_QUERY, HELP, VERBS, Flag, flags
 from controller.cli.main import Command
-from controller.core.errors import ConfigError, state_home
+from controller.core.errors import ConfigError
+from controller.core.this_process import state_home
 
 TAIL_BYTES = 400_000
 """Bytes read from the end of the table of runs, enough for some thousand runs."""

@@ -21,6 +21,7 @@ import conf
 from controller.config.refusals import explained, require_lone_functions, several_values
 from controller.config.texts import quote_numbers
 from controller.core.errors import ConfigError
+from controller.core.this_process import state_home_name
 
 if TYPE_CHECKING:
     from conf.schema.config import Config, ConfigProblem
@@ -199,7 +200,7 @@ def search_path_override(extra_dir: Path | None) -> list[str]:
 def register_resolvers() -> None:
     """Register the bundled YAML's resolvers: `${installed:PATH}`, `${packages_on:CLOUD}`, `${state_home:}`."""
     _register_resolver("installed", _installed)
-    _register_resolver("state_home", lambda: os.environ.get("SLIPWAY_HOME") or "~/.slipway")
+    _register_resolver("state_home", state_home_name)
     _register_resolver("packages_on", _packages_on)
 
 

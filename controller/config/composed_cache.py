@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import conf
-from controller.core.errors import state_home
+from controller.core.this_process import state_home
 
 CONFIG_DIR = Path(conf.__file__).parent
 MOST_FILES = 100

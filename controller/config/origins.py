@@ -21,6 +21,7 @@ from controller.config.compose import (
 )
 from controller.config.refusals import explained
 from controller.config.texts import quote_numbers
+from controller.core.errors import ConfigError
 
 TYPED = "the command line"
 GLOBAL = "# @package _global_"
@@ -62,18 +63,33 @@ def composed_with_origins(overrides: Sequence[str], extra_dir: Path | None) -> d
 
 
 def file_values(file: Path, package: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values of one YAML file by their keys in the whole config."""
-    document = yaml.safe_load(file.read_text("utf-8-sig")) or {}
-    document.pop("defaults", None)
-    yield from leaves(document, package)
+    """Yield the values of one YAML file by their keys in the whole config.
+
+    Raises:
+        ConfigError: it is no YAML mapping.
+    """
+    try:
+        document = yaml.safe_load(_read(file)) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{_shown(file)}: is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{_shown(file)}: is no mapping of keys to values")
+    yield from leaves({key: value for key, value in document.items() if key != "defaults"}, package)
 
 
 def values_of_files(extra_dir: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each file of all groups, the user's own first, and its values by their keys in the whole config."""
     for root in filter(None, (extra_dir, CONFIG_DIR)):
-        for file in sorted([*root.glob("*.yaml"), *root.glob("*/*.yaml")]):
-            is_global = file.parent == root or file.read_text("utf-8-sig").startswith(GLOBAL)
+        for file in [*root.glob("config.yaml"), *sorted(root.glob("*/*.yaml"))]:
+            is_global = file.parent == root or _read(file).startswith(GLOBAL)
             yield _shown(file), dict(file_values(file, "" if is_global else file.parent.name))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{_shown(file)}: cannot be read: {error}") from None
 
 
 def _files(overrides: Sequence[str], extra_dir: Path | None) -> Iterator[tuple[Path, str]]:

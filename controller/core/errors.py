@@ -3,9 +3,7 @@
 `exit_code` of a class is that of the process; what is wrong in the same way has the same one.
 """
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 
 class SlipwayError(Exception):
@@ -72,17 +70,3 @@ class LeaseLostError(SlipwayError):
     """Another controller has taken over the pod. Nothing more was changed."""
 
     exit_code = 8
-
-
-def state_home() -> Path:
-    """Return the folder of what this machine remembers, $SLIPWAY_HOME or ~/.slipway; an empty variable is none.
-
-    Raises:
-        ConfigError: it begins with the home of a user whom this machine does not have.
-    """
-    named = os.environ.get("SLIPWAY_HOME") or "~/.slipway"
-    try:
-        return Path(named).expanduser()
-    except RuntimeError:
-        user = named.partition("/")[0].removeprefix("~")
-        raise ConfigError(f"SLIPWAY_HOME: this machine has no user {user!r}; write the path in full") from None

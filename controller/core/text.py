@@ -74,6 +74,8 @@ def sanitized_output() -> Iterator[None]:
 DEFAULT_WIDTH = 80
 GAP = "  "
 """Between two columns of a table."""
+MIN_FOLDED = 30
+"""Columns to which a folded column may shrink before others are left out."""
 Concession = tuple[str, Sequence[str] | None]
 """A column and the shorter cells that it may have, or None if it may be left out."""
 
@@ -155,10 +157,6 @@ def join_fitting(first: str, optional: Sequence[tuple[int, str]], width: int | N
             return line
         index = max(i for i, (rank, _) in enumerate(shown) if rank == last)
         del shown[index]
-
-
-MIN_FOLDED = 30
-"""Columns to which a folded column may shrink before others are left out."""
 
 
 def fit_table(
@@ -349,18 +347,14 @@ def result_values(summary: Mapping[str, Any]) -> tuple[dict[str, str], dict[str,
         if name.endswith("_after") and f"{base}_before" in summary and not BESIDE_OTHERS.search(base):
             interval = _interval(summary, f"{base}_low_after", f"{base}_high_after")
             main[base] = f"{format_number(summary[f'{base}_before'])} → {format_number(value)}{interval}"
-        elif not (_has_counterpart(summary, name) or BESIDE_OTHERS.search(name)):
+        elif name.endswith("_before") and f"{name.removesuffix('_before')}_after" in summary:
+            continue  # the line of `X_after` shows it
+        elif not BESIDE_OTHERS.search(name):
             others[name] = format_number(value)
     if main:
         return main, others
-    shown = {name: value for name, value in summary.items() if not _is_bound(summary, name)}
-    whole = {n: f"{format_number(value)}{_interval(summary, f'{n}_low', f'{n}_high')}" for n, value in shown.items()}
-    return whole, {}
-
-
-def _has_counterpart(summary: Mapping[str, Any], name: str) -> bool:
-    """Return whether the line of another name shows this one: `X_before` beside `X_after`."""
-    return name.endswith("_before") and f"{name.removesuffix('_before')}_after" in summary
+    shown = {name: format_number(value) for name, value in summary.items() if not _is_bound(summary, name)}
+    return {name: text + _interval(summary, f"{name}_low", f"{name}_high") for name, text in shown.items()}, {}
 
 
 def _is_bound(values: Mapping[str, Any], name: str) -> bool:
@@ -374,9 +368,8 @@ def _cut(text: str, length: int = MAX_SHOWN) -> str:
 
 
 def _interval(values: Mapping[str, Any], low: str, high: str) -> str:
-    if low not in values or high not in values:
-        return ""
-    return f" (95 %: {format_number(values[low])} to {format_number(values[high])})"
+    told = {low, high} <= values.keys()
+    return f" (95 %: {format_number(values[low])} to {format_number(values[high])})" if told else ""
 
 
 def numeric(value: Any) -> int | float | None:

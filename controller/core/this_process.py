@@ -1,4 +1,4 @@
-"""This process: its injectable clock, so that tests need not wait; the memory that it frees; and its own programs.
+"""This process: its state folder; its injectable clock, so that tests need not wait; its memory; its own programs.
 
 `own_program("controller.localcloud", "start")` is a command line. `python -m` would not find Slipway's programs,
 because an installed Slipway is not on `sys.path`. Run as a file, this module puts Slipway's packages first, so none of
@@ -24,6 +24,27 @@ LOOK_SECONDS = 0.5
 """How soon a wait for something else than time notices that it is to end."""
 TOLERANCE_SECONDS = 10.0
 """How much a clock may differ from a server's: its answers have whole seconds, and take some to arrive."""
+
+
+def state_home_name() -> str:
+    """Return how the environment names the folder of what this machine remembers; an empty variable is none."""
+    return os.environ.get("SLIPWAY_HOME") or "~/.slipway"
+
+
+def state_home() -> Path:
+    """Return the folder of what this machine remembers.
+
+    Raises:
+        ConfigError: it is in the home of a user whom this machine does not have.
+    """
+    named = state_home_name()
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:
+        from controller.core.errors import ConfigError  # run as a file, this module has no packages yet
+
+        user = named.partition("/")[0].removeprefix("~")
+        raise ConfigError(f"SLIPWAY_HOME: this machine has no user {user!r}; write the path in full") from None
 
 
 class InterruptedSleepError(BaseException):

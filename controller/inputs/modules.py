@@ -216,7 +216,7 @@ def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> It
         locked: whether workers have what env.packages=lock installs; else they have this machine's packages.
     """
     seen, left = {path}, [path]
-    known = {*OURS, *sys.stdlib_module_names, *(locked_packages() if locked else ())}
+    known = {"__main__", *OURS, *sys.stdlib_module_names, *(locked_packages() if locked else ())}
     while left:
         path = left.pop()
         try:
@@ -235,8 +235,16 @@ def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> It
                 seen |= own
                 if own or top in known or any(name.startswith(f"{top}/") for name in files):
                     continue
-                if locked or importlib.util.find_spec(top) is None:
+                if locked or not is_importable(top):
                     yield f"{path}, line {node.lineno}: imports {top}"
+
+
+def is_importable(module: str) -> bool:
+    """Return whether this machine has a module of that name."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # of a module without a file of its own, such as __main__
+        return False
 
 
 def taken_names(files: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:

@@ -3,7 +3,6 @@
 The same words in the same folder give the same overrides, so they mean the same run.
 """
 
-import importlib.util
 import re
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from controller.config.compose import CONFIG_DIR, config_groups, quote_text
 from controller.core.errors import ConfigError
 from controller.core.text import nearest_names
 from controller.inputs.git import repository_root, run_git
+from controller.inputs.modules import is_importable
 
 INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 VALUED_OPTIONS = ("-X", "-W")
@@ -176,20 +176,13 @@ class OwnProgram:
             return
         top, *inner = module.split(".")
         if not (self.folder / top).is_dir():
-            if not (self.folder / f"{top}.py").is_file() and not _is_importable(top):
+            if not (self.folder / f"{top}.py").is_file() and not is_importable(top):
                 raise ConfigError(f"-m {module}: {self.folder} has no {top}, nor have Slipway's packages; {cure}")
             return
         target = self.folder.joinpath(top, *inner)
         file = target / "__main__.py" if target.is_dir() else target.with_suffix(".py")
         if not file.is_file():
             raise ConfigError(f"-m {module}: there is no {file.relative_to(self.folder)} in {self.folder}")
-
-
-def _is_importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # of a module without a file of its own, such as __main__
-        return False
 
 
 def shell_line(argv: Sequence[str]) -> tuple[str, str] | None:

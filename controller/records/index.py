@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 from conf.strict_json import dumps, loads
-from controller.core.errors import state_home
 from controller.core.json_documents import (
     UnreadableError,
     append_lines,
@@ -32,6 +31,7 @@ from controller.core.json_documents import (
     try_lock,
     type_problem,
 )
+from controller.core.this_process import state_home
 
 if TYPE_CHECKING:
     from controller.gcp.client import GoogleClient

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.config.compose import compose, with_overrides
-from controller.core.errors import ConfigError, state_home
+from controller.core.errors import ConfigError
 from controller.core.events import Waiting, silent_wait
 from controller.core.text import width_of, wrap
+from controller.core.this_process import state_home
 
 if TYPE_CHECKING:  # a command that composes nothing need not load the schema
     from conf.schema.config import Config, ConfigProblem

@@ -50,6 +50,9 @@ LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|order|samplers|results|price|est
 
 def run_plan(command: Command) -> int:
     """`slipway plan`: show what `up` would do, its cost, and every mistake in the config. Changes nothing."""
+    chosen = [f"--{name}" for name in ("config", "permissions", "save") if getattr(command.flags, name)]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)}: give one of them")
     if command.flags.config:
         from controller.cli.verbs.keys import print_config
 

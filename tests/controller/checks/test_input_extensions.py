@@ -209,6 +209,7 @@ CLOSE = "def close(completions, answer, **columns):\n    return [0.0 for _ in co
         ("import json, nosuch.inner\n", LOCKED, "line 1: imports nosuch, and env.packages=lock does not install it;"),
         ("from pytest import raises\n", LOCKED, "line 1: imports pytest, and env.packages=lock does not install it;"),
         ("import helper\n", EMULATED, "helper.py, line 2: imports nosuchpkg, and this machine has"),
+        ("import __main__\n", EMULATED, ""),
         ("import yaml, jax.numpy as jnp, PIL, helper.x, os.path\nfrom . import x\n", LOCKED, ""),
         ("try:\n    import nosuchpkg\nexcept ImportError:\n    pass\n", EMULATED, ""),
         ("import nosuchpkg\n", (*LOCKED[:-1], "env.packages=requirements", "env.requirements=r.txt"), ""),

@@ -270,3 +270,11 @@ def test_ids_have_rows_and_the_tokens_that_the_data_name_exist(
     found = [str(issue) for issue in issues if issue.check == "tokenizer"]
     assert len(found) == len(said), found
     assert all(expected in line for expected, line in zip(said, found, strict=True)), found
+
+
+@pytest.mark.parametrize(("largest", "bound", "tokens"), [(9, 26, 0), (9, 25, 26), (90, 26, 27)])
+def test_generated_prompts_fit_their_bound(largest: int, bound: int, tokens: int) -> None:
+    words = [QUICK, f"data.largest_first={largest}", f"loop.max_prompt_length={bound}"]
+    found = [str(issue) for issue in preflight(config_of(*words)) if issue.check == "first_row"]
+    told = f"loop.max_prompt_length: a prompt of data=arithmetic has {tokens} tokens or more, and {bound} fit; raise it"
+    assert found == ([told] if tokens else [])

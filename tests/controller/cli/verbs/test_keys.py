@@ -120,7 +120,15 @@ def test_a_section_lists_its_keys(folder: Path, capsys: pytest.CaptureFixture[st
         (["help", "run.seed", "+experiment=mien"], "no experiment named 'mien'; did you mean experiment=mine?"),
         (["plan", "--config", "-m", "+experiment=mine", "run.seed=1,2"], "--config: is of one run; leave out -m"),
         (["plan", "--config", "+experiment=mine", "run.sed=1"], "run.sed: unknown key; did you mean run.seed?"),
+        (["plan", "--config", "--save", "+experiment=mine"], "--config and --save: give one of them"),
     ],
 )
 def test_mistakes_are_told(words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("content", [b"a: [1", b"- 1\n", b"a: \xff\n", b"{{ a }}: 1\n"])
+def test_an_own_file_that_is_no_yaml_is_named(content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "slipway" / "model").mkdir()
+    (folder / "slipway" / "model" / "odd.yaml").write_bytes(content)
+    assert refused(capsys, "help", "optimizer.lr").startswith("error: slipway/model/odd.yaml: ")
