@@ -184,6 +184,8 @@ VERBS: dict[str, Verb] = {
         (*RUN_SELECTION,
          _flag("-o --output", "output file (default: in ~/.slipway/reports)", "file", metavar="FILE"),
          _flag("--baseline", "setting to compare the others with", "word", default="", metavar="OVERRIDES"),
+         _flag("--metric", "only metrics of this name or pattern, such as 'eval: *'; can be repeated", "word",
+               action="append", default=[], metavar="NAME"),
          _flag("--x", "relate a metric to a number: params, flops, seconds, examples, a config key, a metric", "word",
                default="", metavar="NAME"),
          _flag("--y", "the metric of --x (default: the report's first)", "word", default="", metavar="METRIC"),

@@ -1,123 +1,13 @@
-"""The contents of a report as values: curves over the seeds, timelines, comparisons; `--json` prints them."""
+"""The contents of a report as values: timelines, comparisons, what curves show; `--json` prints them."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from controller.report.comparison import Asked, Comparison, Setting, compare, group_by_hypothesis, summarize
-from controller.report.gather import RESULT_FILE, Metric, MetricsLine, RecordedRun
-
-PREFERRED_METRICS = (
-    ("eval", "eval_accuracy"), ("eval", "eval_exact_accuracy"),
-    ("test", "test_accuracy"), ("eval", "eval_loss"), ("", "accuracy"), ("", "loss"),
-    ("", "reward_mean"),
-)  # fmt: skip
-"""Metrics that come first, if a run has them; an empty phase matches any."""
-MAX_METRICS = 100
-MAX_POINTS, MIN_POINTS = 120, 20
-MAX_VALUES = 100_000
-"""Limit for the values of all curves together, about 1 MB."""
-MAX_DRAWABLE = 1e100
-"""Larger values cannot be drawn on an axis."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values of one setting by step: mean, lowest and highest over its runs."""
-
-    steps: tuple[float, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-
-def select_metrics(settings: Sequence[Setting], wanted: str = "") -> tuple[list[Metric], int]:
-    """Return the metrics in the order of the page, and how many others were left out.
-
-    Those that the fewest runs have are left out; the bounds of an interval have no place of their own. `wanted` names a
-    metric that comes before all others.
-    """
-    every = Counter(metric for setting in settings for run in setting.counted_runs for metric in run.curves)
-    counts = {metric: count for metric, count in every.items() if not is_bound(metric, every)}
-
-    def rank(metric: Metric) -> int:
-        return -1 if metric[1] == wanted else _preference(metric)
-
-    limit = min(MAX_METRICS, max(1, MAX_VALUES // (3 * MIN_POINTS * max(1, len(settings)))))
-    kept = sorted(counts, key=lambda metric: (rank(metric), -counts[metric], metric))[:limit]
-    return sorted(kept, key=lambda metric: (rank(metric), metric)), len(counts) - len(kept)
-
-
-def is_preferred(metric: Metric) -> bool:
-    """Return whether the metric is one of PREFERRED_METRICS."""
-    return _preference(metric) < len(PREFERRED_METRICS)
-
-
-def _preference(metric: Metric) -> int:
-    """Return the place in PREFERRED_METRICS; results of summary.json come after all others."""
-    phase, name = metric
-    if phase == RESULT_FILE:
-        return len(PREFERRED_METRICS) + 1
-    like = (i for i, (p, n) in enumerate(PREFERRED_METRICS) if n == name and p in ("", phase))
-    return min(like, default=len(PREFERRED_METRICS))
-
-
-def points_per_curve(metrics: Sequence[Metric], settings: Sequence[Setting]) -> int:
-    """Return how many points a curve may have, so that all of them together stay small."""
-    share = MAX_VALUES // (3 * max(1, len(metrics)) * max(1, len(settings)))
-    return min(MAX_POINTS, max(MIN_POINTS, share))
-
-
-def build_curve(setting: Setting, metric: Metric, points: int = MAX_POINTS) -> Curve | None:
-    """Return the curve of one setting over the steps that all its runs span, or None if there is none to draw.
-
-    Between the steps that a run has logged, its values lie on straight lines: warm starts of different lengths give
-    the runs of one setting different steps. If all have finished, each counts with its last value from there on, so
-    that the curve ends where the table does. Of a single run, the band is the interval that it told. A run whose last
-    values are not finite is not counted there. Long curves keep every k-th step and the last one.
-    """
-    logged = [run.curves[metric] for run in setting.counted_runs if metric in run.curves]
-    finite = [sorted((step, value) for step, value in one.items() if value is not None) for one in logged]
-    if not any(finite) or metric[0] == RESULT_FILE:
-        return None
-    ends = [run.state == "finished" for run in setting.counted_runs if metric in run.curves]
-    first, last = max(map(min, logged)), (max if all(ends) else min)(map(max, logged))
-    steps = np.array(sorted({step for one in logged for step in one if first <= step <= last}))
-    steps = steps[::-1][:: max(1, -(-len(steps) // points))][::-1]
-    goes_on = [all(ends) and one[max(one)] is not None for one in logged]
-    values = np.array(
-        [
-            np.interp(steps, *np.array(one, float).T, left=np.nan, right=one[-1][1] if has_end else np.nan)
-            for one, has_end in zip(finite, goes_on, strict=True)
-            if one
-        ]
-    )
-    known = ~np.isnan(values).all(axis=0)
-    steps, values = steps[known], values[:, known]
-    if not values.size or np.nanmax(np.abs(values)) > MAX_DRAWABLE:
-        return None
-    low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-    if len(logged) == 1:
-        low, high = (_bound(setting.counted_runs, metric, end, steps, at) for end, at in (("low", low), ("high", high)))
-    return Curve(*(tuple(row.tolist()) for row in (steps, np.nanmean(values, axis=0), low, high)))
-
-
-def _bound(runs: Sequence[RecordedRun], metric: Metric, end: str, steps: Any, otherwise: Any) -> Any:
-    """Return the bound of the interval that the only run told for a metric; the curve itself if it told none."""
-    [told] = [run.curves.get((metric[0], f"{metric[1]}_{end}"), {}) for run in runs if metric in run.curves]
-    known = sorted((step, value) for step, value in told.items() if value is not None)
-    return np.interp(steps, *np.array(known, float).T) if known else otherwise
-
-
-def is_bound(metric: Metric, known: Collection[Metric]) -> bool:
-    """Return whether a metric is a bound of another one's interval, as whose band it is drawn."""
-    base, _, end = metric[1].rpartition("_")
-    return end in ("low", "high") and {(metric[0], each) for each in (base, f"{base}_low", f"{base}_high")} <= {*known}
-
+from controller.report.curves import Curve, build_curve, points_per_curve, select_metrics
+from controller.report.gather import Metric, MetricsLine, RecordedRun
 
 SPAN_KINDS: Mapping[str, str] = {
     "provisioning": "pod creation, worker setup, launch",
@@ -379,11 +269,13 @@ class ReportModel:
         )
 
 
-def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> ReportModel:
-    """Build the report of at least one run. Raises ConfigError as `group_settings` does."""
+def build_report(
+    name: str, runs: Sequence[RecordedRun], baseline: str = "", patterns: Sequence[str] = ()
+) -> ReportModel:
+    """Build the report of at least one run. Raises ConfigError as `group_settings` and `select_metrics` do."""
     found, asked = group_by_hypothesis(name, runs, baseline)
     sought = next((metric for run in runs if (metric := _search_metric(run))), asked.hypothesis.metric if asked else "")
-    metrics, further = select_metrics(found, sought)
+    metrics, further = select_metrics(found, sought, patterns)
     times = {run.id: build_timeline(run) for run in runs}
     return ReportModel(name, tuple(found), tuple(metrics), further, times, asked)
 

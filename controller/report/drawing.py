@@ -5,12 +5,13 @@ The page is a tree: xml.etree escapes text, so it cannot become markup; unprinta
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from controller.core.text import printable
 from controller.report.comparison import Comparison
-from controller.report.contents import Curve
+from controller.report.curves import Curve
 
 Row = Sequence[object]
 """Cells of a table: text, or a pair of an element and its text: `("code", …)`, `("span.text", …)` with a class."""
@@ -198,6 +199,14 @@ def x_ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float
     inner = [x for x in ticks(low, high, 4) if low + room <= x <= high - room]
     whole = float(low).is_integer() and float(high).is_integer()
     return [low, *(x for x in inner if x.is_integer() or not whole), high]
+
+
+def format_time(time: float) -> str:
+    """Return the UTC date and time; a dash where a record holds no possible one."""
+    try:
+        return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return "–"
 
 
 def format_duration(seconds: float) -> str:

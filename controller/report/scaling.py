@@ -12,7 +12,8 @@ from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.records.table import flat
 from controller.report.comparison import Comparison, Setting, compare, summarize
-from controller.report.contents import Curve, ReportModel, Timeline, final_values_by_seed
+from controller.report.contents import ReportModel, Timeline, final_values_by_seed
+from controller.report.curves import Curve
 from controller.report.drawing import add_table, add_text, difference_cells, draw_chart, format_duration, format_number
 from controller.report.gather import Metric, RecordedRun
 from controller.report.power_law import MIN_LEVELS, SAMPLES, PowerLaw, fit_power_law

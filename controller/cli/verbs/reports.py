@@ -47,7 +47,7 @@ def run_report(command: Command) -> int:
     flags = command.flags
     state, name, rows = requested_runs(command)
     with _file_reader(command, state) as read, command.options.showing("reading metrics and transcripts"):
-        found = build_report(name, gather_runs(rows, read), flags.baseline)
+        found = build_report(name, gather_runs(rows, read), flags.baseline, flags.metric)
     scaling = _scaling(found, flags)
     # not in the folder of the user's code by default: the page would be shipped, and make every run a new one
     file = Path(flags.output or state / "reports" / f"{name}.html")

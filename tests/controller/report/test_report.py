@@ -10,9 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from controller.cli import main
+from controller.core.errors import ConfigError
 from controller.records import index
 from controller.report.comparison import Setting, group_settings
-from controller.report.contents import Curve, ReportModel, build_curve, build_report, points_per_curve, select_metrics
+from controller.report.contents import ReportModel, build_report
+from controller.report.curves import Curve, build_curve, points_per_curve, select_metrics
 from controller.report.drawing import difference_cells, format_number, line_chart, ticks, x_ticks
 from controller.report.gather import RecordedRun, gather_runs, local_reader
 from controller.report.page import hypothesis_rows, overview_metrics, render
@@ -155,7 +157,7 @@ def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(home:
     [row] = found.comparisons(("x", "a"))
     assert (row.n, row.mean) == (2, 0.6)
     [missing] = found.runs_without_end(("x", "a"))
-    assert f"In no mean, since their last value is not finite: {found.run_label(missing)}." in render(found, 0.0)
+    assert f"In no mean of a, since their last value is not finite: {found.run_label(missing)}." in render(found, 0.0)
     told = {metric["name"]: metric.get("last_value_not_finite") for metric in found.to_json()["metrics"]}
     assert (missing.seed, told["a"]) == (1, [missing.id])
     assert [name for name, runs in told.items() if runs] == ["a"]
@@ -194,6 +196,27 @@ def test_the_bounds_that_one_run_tells_are_the_band_of_its_metric(tmp_path: Path
     line = curve_of(found.settings[0], ("eval", "a"))
     assert (line.mean, line.high) == ((0.5, 0.5), (0.6, 0.6))
     assert line.low == pytest.approx((0.3, 0.2))
+
+
+def test_a_single_runs_hundred_metrics_are_grouped_in_natural_order_and_filtered(tmp_path: Path) -> None:
+    names = [f"norm/layer_{i}" for i in range(12)]
+    told = [{"step": step, "phase": "", **dict.fromkeys(names, 2.0 * step), "loss": 1.0 / step} for step in (1, 2, 3)]
+    told += [{"step": step, "phase": "eval", "b": step / 3, "a10": step / 3, "a2": 0.5 * step} for step in (1, 2, 3)]
+    write_run(tmp_path, (), 0, START_TIME, told)
+    runs = runs_of(tmp_path)
+    page = render(build_report("one", runs), 0.0)
+    folds = ElementTree.fromstring(page[page.index("<main>") : page.index("</body>")]).findall(
+        "section[@id='metrics']/details"
+    )
+    assert [fold.findtext("summary") for fold in folds] == ["1 metric", "norm: 12 metrics", "eval: 3 metrics"]
+    assert [cell.text for cell in folds[1].findall(".//figcaption")] == [f"norm/layer_{i}" for i in range(12)]
+    assert [[cell.text for cell in row] for row in folds[2].findall(".//tbody/tr")] == [
+        ["a2", "1.5"], ["a10", "1"], ["b", "1"]
+    ]  # fmt: skip
+    named = build_report("one", runs, patterns=("eval: a*", "loss")).metrics
+    assert named == (("", "loss"), ("eval", "a2"), ("eval", "a10"))
+    with pytest.raises(ConfigError, match=r"--metric b\*b: no metric matches; closest: b"):
+        build_report("one", runs, patterns=("loss", "b*b"))
 
 
 def test_results_are_a_line_a_run_sorted_by_seed_with_a_column_for_each(tmp_path: Path) -> None:
@@ -307,6 +330,7 @@ def test_mistakes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("quickstart-0", "quickstart-0: no such run; did you mean quickstart-"),
         ("--sweep other", f"--sweep other: no such sweep; the latest: {SWEEP}"),
         ("--where seed=9", "no run matches"),
+        ("--metric los", "--metric los: no metric matches; closest: loss"),
         ("--baseline lr=3", "--baseline lr=3: no setting has these overrides; settings: lr=0.0001 kl_coef=0; "),
         ("--baseline optimizer.lr=0.0001", "2 settings have these overrides"),
         ("-o no/such/folder.html", "no/such/folder.html: cannot be written"),
