@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf.schema.config import Config, validate
+from conf.schema.config import Config
+from conf.schema.validation import validate
 from controller.connect import POLL_SECONDS, make_context
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.json_documents import load

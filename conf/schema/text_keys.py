@@ -1,4 +1,4 @@
-"""Which keys of the config take text and no number: what they are given keeps the characters that were written."""
+"""Which types a key of the config takes; those that take text and no number keep the characters that were written."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -16,10 +16,17 @@ def is_text(path: tuple[str, ...]) -> bool:
 
     path: parts of the dotted key; those of a list are its numbers, from 0.
     """
+    kinds = types_at(path)
+    return any(map(_holds_text, kinds)) and not any(kind in (int, float, bool, Any, object) for kind in kinds)
+
+
+@cache
+def types_at(path: tuple[str, ...]) -> list[Any]:
+    """Return the types that a key may have, one for each alternative, None aside; none for an unknown key."""
     kinds: list[Any] = [Config]
     for part in path:
-        kinds = [kind for parent in kinds for child in _children(parent, part) for kind in _alternatives(child)]
-    return any(map(_holds_text, kinds)) and not any(kind in (int, float, bool, Any, object) for kind in kinds)
+        kinds = [kind for parent in kinds for child in _children(parent, part) for kind in alternatives(child)]
+    return kinds
 
 
 def _children(kind: Any, part: str) -> Iterator[Any]:
@@ -36,13 +43,13 @@ def _children(kind: Any, part: str) -> Iterator[Any]:
         yield from inner[int(part) : int(part) + 1] if fixed else inner
 
 
-def _alternatives(annotation: Any) -> Iterator[Any]:
+def alternatives(annotation: Any) -> Iterator[Any]:
     """Yield the types that an annotation allows, None aside."""
     if get_origin(annotation) is Annotated:
-        yield from _alternatives(get_args(annotation)[0])
+        yield from alternatives(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
         for one in get_args(annotation):
-            yield from _alternatives(one)
+            yield from alternatives(one)
     elif annotation is not NoneType:
         yield annotation
 

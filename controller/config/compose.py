@@ -24,7 +24,8 @@ from controller.core.errors import ConfigError
 from controller.core.this_process import state_home_name
 
 if TYPE_CHECKING:
-    from conf.schema.config import Config, ConfigProblem
+    from conf.schema.config import Config
+    from conf.schema.problems import ConfigProblem
 
 CONFIG_DIR = Path(conf.__file__).parent
 REPLACED = ("loop.rewards=",)
@@ -90,7 +91,7 @@ def compose_variants(
 
 def _validate(data: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
     """Validate composed data, complete with what config.json and, for `cloud=here`, this machine say."""
-    from conf.schema.config import validate
+    from conf.schema.validation import validate
 
     if _is_pretrained(data.get("model")):
         from controller.config.pretrained_model import with_pretrained_model

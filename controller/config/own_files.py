@@ -300,7 +300,8 @@ def _elsewhere(folder: Path | None, group: str, name: str, groups: Groups) -> st
 
 def _wrong_body(file: OwnFile, groups: Groups, base: Groups) -> Iterator[str]:
     """Yield what is wrong with the keys of the whole config that a file sets: a group, or no section at all."""
-    from conf.schema.config import Config, find_keys
+    from conf.schema.config import Config
+    from conf.schema.problems import find_keys
 
     if not file.is_global:
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.config_json import UnknownArchitectureError, model_from_config
 from conf.schema.assets import SourceAddress, parse_source
-from conf.schema.config import ConfigProblem
+from conf.schema.problems import ConfigProblem
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, family_switches
 
 if TYPE_CHECKING:

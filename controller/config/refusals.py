@@ -58,7 +58,7 @@ def unparsable(key: str, value: str, error: Exception) -> str:
 
 
 def _hidden(key: str, problem: str) -> str:
-    from conf.schema.config import NAMED_SOURCES  # verbs that need no config import no schema
+    from conf.schema.problems import NAMED_SOURCES  # verbs that need no config import no schema
 
     return f"{key}: {problem}; {NAMED_SOURCES}"
 
@@ -141,7 +141,7 @@ def _first_line(error: BaseException) -> str:
 
 def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, Sequence[str]]) -> str:
     """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
-    from conf.schema.config import find_keys
+    from conf.schema.problems import find_keys
     from controller.config.own_files import wrong_name
 
     key, equals, value = override.lstrip("+~").partition("=")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, ParamSpec
 
-from conf.schema.config import escape_line
+from conf.schema.forms import escape_line
 from controller.core.errors import SlipwayError
 
 CURES = (

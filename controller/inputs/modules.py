@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import conf
 from conf.extension import MODULES_FOLDER
-from conf.schema.config import Config, escape_line
+from conf.schema.config import Config
+from conf.schema.forms import escape_line
 from conf.schema.training.data import CustomDocuments, CustomQuestions, QuestionData
 from conf.schema.training.loop import GRPO_LOSSES, REWARDS, CustomLoop, GrpoLoop, LmLoop
 from conf.schema.training.loop_parts import ENVIRONMENTS

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Self, TypedDict
 
 from conf.schema.assets import HUB, Asset, Kind, SourceAddress, parse_source
-from conf.schema.config import Config, digest, escape_line
+from conf.schema.config import Config, digest
+from conf.schema.forms import escape_line
 from conf.strict_json import dumps
 from controller.core.errors import ConfigError
 from controller.core.json_documents import type_problem

@@ -19,7 +19,8 @@ from typing import Any
 import yaml
 
 from conf.schema.base import without_volatile
-from conf.schema.config import Config, validate
+from conf.schema.config import Config
+from conf.schema.validation import validate
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, project_of

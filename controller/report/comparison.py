@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from conf.schema.base import without_volatile
-from conf.schema.config import digest, validate
+from conf.schema.config import digest
 from conf.schema.run_sections import Hypothesis
+from conf.schema.validation import validate
 from controller.core.errors import ConfigError
 from controller.records.table import flat
 from controller.report.gather import RecordedRun

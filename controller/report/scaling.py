@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from conf.schema.config import Config, validate
+from conf.schema.config import Config
+from conf.schema.validation import validate
 from controller.checks.fit import estimate_num_params
 from controller.core.errors import ConfigError
 from controller.core.text import plural

@@ -16,7 +16,8 @@ from controller.core.text import width_of, wrap
 from controller.core.this_process import state_home
 
 if TYPE_CHECKING:  # a command that composes nothing need not load the schema
-    from conf.schema.config import Config, ConfigProblem
+    from conf.schema.config import Config
+    from conf.schema.problems import ConfigProblem
     from controller.core.finding import Finding
 
 
@@ -112,7 +113,7 @@ class RunOptions:
     def _compose(self) -> tuple[Config | None, list[ConfigProblem]]:
         """Compose the config of the overrides, or apply them to the config of the plan file."""
         if self.plan_file is not None:
-            from conf.schema.config import validate
+            from conf.schema.validation import validate
             from controller.records.plan_file import load_planned_config
 
             return validate(with_overrides(load_planned_config(self.plan_file), self.overrides))

@@ -42,7 +42,7 @@ def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
     ("key", "override"),
     [
         ("run.state_dir", "run.state_dir='~nobody-here/x'"),
-        ("code.modules.0", "code.modules=['~nobody-here/x']"),
+        ("code.modules", "code.modules=['~nobody-here/x']"),
         ("assets.datasets.mine.path", "+assets.datasets.mine={path: '~nobody-here/x'}"),
         ("model.weights", "model.weights='~nobody-here/x'"),
         ("env.secrets.KEY", "env.secrets.KEY='file:~nobody-here/x'"),

@@ -2,13 +2,19 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from conf.extension import JSON_SCHEMA
 from conf.schema.base import RENAMED
-from conf.schema.config import validate
+from conf.schema.config import Config
+from conf.schema.foreign_keys import FOREIGN
+from conf.schema.problems import PATTERN_HINTS
+from conf.schema.text_keys import types_at
 from conf.schema.training import run_yaml
+from conf.schema.validation import validate
 from controller.config.compose import compose, compose_raw
 from controller.core.errors import ConfigError
 from tests.composed import problems_of
@@ -45,11 +51,109 @@ COMMAND = ["program=command", "program.command=[a]"]
             "optimizer.schedule.points.1.1: must be a number, not true",
         ),
         ([*TINY, "tpu.name=1x"], "tpu.name: '1x' is invalid; use 1 to 63 characters a-z, 0-9 and -, starting with"),
+        ([*TINY, "~tpu.capacity", "~tpu.zone"], "tpu: lacks zone, capacity; choose a file of the group that has them:"),
+        ([*TINY, "logging.profile={after: 1}"], "logging.profile: lacks updates; set logging.profile.updates=… too"),
+        ([*TINY, "+assets.models.a={files: {b: {}}}"], "assets.models.a.files.b: lacks url, sha256; set assets."),
+        ([*TINY, "tpu.capacity=preemptable"], "tpu.capacity: unknown choice 'preemptable'; did you mean 'preemptible'"),
+        ([*TINY, "notify.events=[end,fail]"], "notify.events: unknown choice 'fail'; did you mean 'failure'? choices"),
+        ([*TINY, "env.vars.FOO-BAR=1"], "env.vars: 'FOO-BAR' cannot be a name here; use letters, digits and _, not"),
+        ([*TINY, "+assets.models.Qwen.path=x"], "assets.models: 'Qwen' cannot be a name here; use 1 to 63 characters"),
+        (
+            [*TINY, "program.exit_codes={300: hung}"],
+            "program.exit_codes: 300 cannot be a name here: input should be less",
+        ),
+        (
+            [*TINY, "network.cidr=10.0.0.0"],
+            "network.cidr: '10.0.0.0' is invalid; use a range of addresses such as 10.0",
+        ),
+        ([*TINY, "network.laptop=here"], "network.laptop: 'here' is invalid; use a range of addresses such as 10.0.0."),
+        (
+            [*TINY, "loop.length_buckets=64"],
+            "loop.length_buckets: must be a list [NUMBER, …], not 64; did you mean 'loop.length_buckets=[64]'?",
+        ),
+        (
+            [*TINY, "loop.rewards=answer_match"],
+            "loop.rewards: must be a mapping {NAME: NUMBER, …}, not 'answer_match'"
+            "; did you mean 'loop.rewards={answer_match: 1.0}'?",
+        ),
+        (
+            [*TINY, "loop.rewards=[a,b]"],
+            "loop.rewards: must be a mapping {NAME: NUMBER, …}, not ['a', 'b']; did you me"
+            "an 'loop.rewards={a: 1.0, b: 1.0}'?",
+        ),
+        (
+            [*TINY, "env.vars='A=b c'"],
+            "env.vars: must be a mapping {NAME: TEXT, …}, not 'A=b c'; did you mean 'env.vars={A: \"b c\"}'?",
+        ),
+        (
+            [*TINY, "loop.sampler.stop='</s>'"],
+            "loop.sampler.stop: must be a list of words, not '</s>'; did you mean 'loop.sampler.stop=[\"</s>\"]'?",
+        ),
+        (
+            [*TINY, "program.setup='pip install -e .'"],
+            "program.setup: must be a list [[…], …], not 'pip install -e .';"
+            " did you mean 'program.setup=[[pip, install, -e, .]]'?",
+        ),
+        (
+            [*TINY, "program.setup=[[pip,install,a],'make b']"],
+            "program.setup: each must be a list of words, not 'make "
+            "b'; did you mean 'program.setup=[[pip, install, a], [make, b]]'?",
+        ),
+        (
+            [*TINY, "sweep.params={run.seed: [0,1]}"],
+            "sweep.params.run.seed: must be text, not [0, 1]; did you mean 'sweep.params={run.seed: \"0,1\"}'?",
+        ),
+        (
+            [*TINY, "cloud.faults=[preempted]"],
+            "cloud.faults: each must be a mapping {NAME: {KEY: VALUE}, …}, not 'pree"
+            "mpted'; faults, e.g. {kind: preempted, after_seconds: 20}",
+        ),
+        (
+            [*TINY, "+assets.datasets.a=d/x"],
+            "assets.datasets.a: is a section with keys, not 'd/x'; did you mean 'asset"
+            "s.datasets.a={path: d/x}'; keys: build, ",
+        ),
+        (
+            [*TINY, "budget.max_hours=3h"],
+            "budget.max_hours: must be a number, not '3h'; write the number alone, in hou",
+        ),
+        ([*TINY, "loop.steps=2.5"], "loop.steps: must be a whole number, not 2.5"),
+        ([*TINY, "loop.sampler.slots=many"], "loop.sampler.slots: must be a whole number"),
+        ([*TINY, "loop.lr=3"], "loop.lr: unknown key; did you mean optimizer.lr or optimizer.adamw.lr?"),
+        (
+            [*TINY, "optimizer.betas=[0.9,0.99]"],
+            "optimizer.betas: unknown key; did you mean optimizer.b1 and optimizer",
+        ),
+        ([*TINY, "tpu.spot=true"], "tpu.spot: unknown key; did you mean tpu.capacity=spot?"),
+        ([*TINY, "model.dtype=fp16"], "model.dtype: unknown key; did you mean model.activation_dtype?"),
+        ([*TINY, "loop.batch=3"], "loop.batch: unknown key; did you mean "),
+        (
+            [*TINY, "ssh.colour=red"],
+            "ssh.colour: unknown key; choices: connect_timeout_seconds, host_keys, method, os_",
+        ),
     ],
 )
 def test_a_mistake_names_its_key_and_the_cure(words: list[str], said: str) -> None:
     [found] = problems_of(*words)
     assert found.startswith(said)
+
+
+def test_every_form_of_a_text_has_its_hint_and_every_foreign_key_a_key_of_ours() -> None:
+    patterns: set[str] = set()
+
+    def collect(node: Any) -> None:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+            patterns.update([value] if key == "pattern" else value if key == "patternProperties" else [])
+            collect(value)
+
+    collect(Config.model_json_schema())
+    known = {pattern for pattern in patterns if isinstance(pattern, str)} - {JSON_SCHEMA["pattern"]}
+    secret = {pattern for pattern in known if "secretmanager" in pattern}  # whose values are not shown
+    assert known - secret == {*PATTERN_HINTS}
+    for name, meant in FOREIGN.items():
+        for key in meant.partition("=")[0].split(" and "):
+            assert types_at((*key.split("."),)), f"{name}: {key}"
+            assert key.rpartition(".")[2] != name, name
 
 
 @pytest.mark.parametrize(("form", "read"), [("yes", "true"), ("Off", "false"), ("1", None)])

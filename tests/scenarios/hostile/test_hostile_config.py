@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema.config import validate
 from conf.schema.training.run_yaml import load
+from conf.schema.validation import validate
 from controller.checks import machine
 from controller.checks.preflight import preflight
 from controller.config.compose import compose_raw

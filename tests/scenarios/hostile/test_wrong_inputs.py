@@ -45,13 +45,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) 
     [
         ("tpu.acelerator_type=v4-8", "tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"),
         ("loop.steps=-5", "loop.steps: input should be greater than or equal to 1 (got -5)"),
-        ("tpu.capacity=sopt", "tpu.capacity.0: input should be 'on_demand', 'spot', 'preemptible', 'reserved' or"),
+        ("tpu.capacity=sopt", "tpu.capacity: unknown choice 'sopt'; did you mean 'spot'? choices: on_demand, spot"),
         ("tpu.capacity=[]", "tpu.capacity: must list at least one tier"),
         ("tpu.capacity=[spot,spot]", "tpu.capacity: lists a tier twice"),
         ("tpu.zone=here", "tpu.zone: 'here' is invalid; use a zone such as us-central1-a"),
         (
             "program.command=python train.py",
-            "program.command: must be a list of words, not a string: 'program.command=[",
+            "program.command: must be a list of words, not 'python train.py'; did you mean 'program.command=[python, ",
         ),
         ("lr=1e-3", "lr: unknown group; did you mean optimizer.lr=1e-3 or optimizer.adamw.lr=1e-3?"),
         (

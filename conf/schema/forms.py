@@ -1,0 +1,151 @@
+"""How a value of the config is written: what a type wants, in words, and a value mended so that it has that type."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from conf.schema.text_keys import alternatives
+
+MAX_SHOWN_CHARS = 600
+"""Limit for a message, and for each value in it."""
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+EXAMPLES: dict[Any, Any] = {float: 1.0, int: 1, str: "VALUE"}
+"""A value of a type, for a name that was given without one."""
+PLAIN = re.compile(r"-{0,2}[\w./][\w./-]*", re.ASCII)
+"""A word that Hydra's grammar takes without quotes."""
+
+
+def escape_line(text: str) -> str:
+    """Return text on one line, with newlines and unprintable characters escaped and long text shortened."""
+    if len(text) > MAX_SHOWN_CHARS:
+        text = f"{text[: MAX_SHOWN_CHARS // 2]}… ({len(text)} characters) …{text[-MAX_SHOWN_CHARS // 2 :]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def expected(types: Iterable[Any]) -> str:
+    """Return what alternatives of a type are, in words: `a whole number or end`, `a list of words`."""
+    return " or ".join(dict.fromkeys(map(_words, types))) or "another value"
+
+
+def _words(kind: Any) -> str:
+    origin, inner = get_origin(kind), [one for one in get_args(kind) if one is not ...]
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in inner)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a mapping {{NAME: {_entry(inner[1])}, …}}"
+    if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
+        return "a list of words" if [*alternatives(inner[0])] == [str] else f"a list [{_entry(inner[0])}, …]"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return f"a section with keys {', '.join(kind.model_fields)}"
+    return WORDS.get(kind, "a date such as 2026-12-31" if getattr(kind, "__name__", "") == "date" else "another value")
+
+
+def _entry(annotation: Any) -> str:
+    """Return a short word for what stands inside a list or a mapping."""
+    kind = next(alternatives(annotation), str)
+    origin = get_origin(kind)
+    if origin is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "{…}"
+    if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
+        return "[…]"
+    return {int: "NUMBER", float: "NUMBER", bool: "true", str: "TEXT"}.get(kind, "{KEY: VALUE}")
+
+
+def repaired(kind: Any, given: Any) -> Any:
+    """Return a value as a type wants it, `[64]` for 64, `{a: 1.0}` for a; None if it cannot be told what is meant."""
+    origin, inner = get_origin(kind), [one for one in get_args(kind) if one is not ...]
+    if origin is Literal:
+        near = difflib.get_close_matches(str(given).lower(), [*map(str, inner)], n=1)
+        return given if given in inner else near[0] if near else None
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _repaired_mapping(inner[1], given)
+    if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
+        of_text = [*alternatives(inner[0])] == [str]
+        items = given if isinstance(given, list) else _split(given) if of_text and isinstance(given, str) else [given]
+        return _all([_repaired_one(inner[0], item) for item in items])
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return _repaired_section(kind, given)
+    if kind is str:
+        if isinstance(given, list) and given and not any(isinstance(each, list | dict) for each in given):
+            return ",".join(map(str, given))
+        return None if isinstance(given, dict | list | bool | NoneType) else str(given)
+    if kind in (int, float) and isinstance(given, str):
+        try:
+            return kind(given.replace("_", ""))
+        except ValueError:
+            return None
+    return given if isinstance(given, kind if isinstance(kind, type) else ()) else None
+
+
+def _repaired_one(annotation: Any, given: Any) -> Any:
+    return next((made for kind in alternatives(annotation) if (made := repaired(kind, given)) is not None), None)
+
+
+def _repaired_mapping(annotation: Any, given: Any) -> Any:
+    if isinstance(given, dict):
+        made = _all([_repaired_one(annotation, value) for value in given.values()])
+        return None if made is None else dict(zip(given, made, strict=True))
+    pairs: dict[str, Any] = {}
+    for each in given if isinstance(given, list) else [given]:
+        if not isinstance(each, str):
+            return None
+        name, sign, value = each.partition("=" if "=" in each else ":")
+        kind = next(alternatives(annotation), str)
+        pairs[name.strip()] = _repaired_one(annotation, value.strip()) if sign else EXAMPLES.get(kind)
+    return pairs if _all([*pairs.values()]) is not None else None
+
+
+def _repaired_section(model: type[BaseModel], given: Any) -> Any:
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, str) or not given:
+        return None
+    if "kind" in model.model_fields and (kind := _repaired_one(model.model_fields["kind"].annotation, given)):
+        return {"kind": kind}
+    name = "source" if "://" in given else "path"
+    return {name: given} if name in model.model_fields else None
+
+
+def _all(values: list[Any]) -> list[Any] | None:
+    return None if any(value is None for value in values) else values
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def override(path: Sequence[str], value: Any) -> str:
+    """Return `key=value` as a shell and Hydra's grammar take it; the value is YAML too."""
+    cut = next((at for at, part in enumerate(path) if "." in part), len(path))
+    for part in reversed(path[cut:]):  # a name with dots stands inside its section
+        value = {part: value}
+    word = f"{'.'.join(path[:cut])}={grammar(value)}"
+    return f"'{word}'" if "'" not in word else shlex.quote(word)
+
+
+def grammar(value: Any) -> str:
+    """Return a value in Hydra's grammar."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_name(name)}: {grammar(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(grammar, value))}]"
+    if isinstance(value, bool | NoneType):
+        return {True: "true", False: "false", None: "null"}[value]
+    if not isinstance(value, str) or PLAIN.fullmatch(value):
+        return str(value)
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    return f'"{escaped}"'
+
+
+def _name(name: Any) -> str:
+    return re.sub(r"([:,{}\[\]() ])", r"\\\1", str(name))

@@ -1,0 +1,330 @@
+"""What pydantic refuses in a config, in our words: the key, what it takes, and how the given value is written so.
+
+Its own words name types of Python and regular expressions, and one mistake is several errors: each alternative of a
+type has one, and each key that a section lacks.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+import conf
+from conf.schema.base import RENAMED, successors
+from conf.schema.config import Config
+from conf.schema.foreign_keys import FOREIGN
+from conf.schema.forms import escape_line, expected, override, repaired
+from conf.schema.text_keys import alternatives, types_at
+
+NAMED_SOURCES = "use env, env:NAME, file:PATH or secretmanager:projects/P/secrets/S"
+NEAR = 0.65
+"""Least similarity of a key to what was typed."""
+MOST_SHOWN = 6
+"""Keys of a section that a message lists as missing."""
+PATTERN_HINTS = {
+    r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$": "use a relative path such as train/a.jsonl",
+    r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$": "use 1 to 63 characters a-z, 0-9 and -, starting with a letter",
+    r"^[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}$": "use a billing account ID such as 012345-6789AB-CDEF01",
+    r"^3\.\d+(\.\d+)?$": "use a version such as 3.13",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "use letters, digits and _, not starting with a digit",
+    r"^([a-z0-9][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]{0,62}$": "use a project ID such as my-project "
+    "or example.com:my-project",
+    r"^[a-z0-9][a-z0-9.-]*$": "use a service name such as tpu.googleapis.com",
+    r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?|[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com)$": "use an account ID such as "
+    "slipway-worker, or a full address such as me@my-project.iam.gserviceaccount.com",
+    r"^(roles|projects/[^/\s]+/roles|organizations/\d+/roles)/[\w.]+$": "use a role such as roles/tpu.viewer",
+    r"^[a-z]+(-[a-z]+\d+)?$": "use a region or multi-region such as us-central1 or us",
+    r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$": "use a range of addresses such as 10.0.0.0/24; one address is 203.0.113.7/32",
+    r"^[a-z][a-z0-9_]{0,27}$": "use 1 to 28 characters a-z, 0-9 and _, starting with a letter",
+    r"^[/~]": "use an absolute path, or one that begins with ~",
+    r"^gs://[^/]+": "use gs://BUCKET/FOLDER",
+    r"^[LG]+$": "use L for local and G for global attention, such as LG",
+    r"^https?://[^\s/]\S*$": "must start with http:// or https:// and contain no spaces",
+    r"^[0-9a-f]{64}$": "use the file's SHA-256, 64 characters 0-9 and a-f, as sha256sum prints it",
+    r"^(https?://|ssh://|git@|file://|/)[^\s-]\S*$": "use an address such as https://github.com/OWNER/NAME",
+    r"^[0-9a-f]{40}$": "use a full commit ID, 40 characters 0-9 and a-f, as git rev-parse prints it",
+    r"^[a-z0-9]([-_a-z0-9]{0,40}[a-z0-9])?$": "use 1 to 42 characters a-z, 0-9, _ and -, with a letter or digit "
+    "at both ends",
+    r"^[a-z_][a-z0-9_-]{0,31}$": "use 1 to 32 characters a-z, 0-9, _ and -, starting with a letter",
+    r"^[A-Za-z0-9][-\w]{0,40}$": "use 1 to 41 letters, digits, _ and -, starting with a letter or digit",
+    r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$": "use a zone such as us-central1-a; conf/tpu_types.yaml lists zones with TPUs",
+    r"^[^/\\#?%:\s]+$": "leave out spaces and / \\ # ? % :",
+}
+"""What a text must be that a pattern of the schema refuses."""
+MISTYPED = frozenset(
+    f"{name}_type" for name in ("model", "model_attributes", "dict", "tuple", "list", "int", "float", "bool", "string",
+                                "frozen_set", "set", "date", "mapping")
+) | {"int_parsing", "int_from_float", "float_parsing", "bool_parsing", "literal_error", "date_from_datetime_parsing",
+     "date_parsing", "int_parsing_size"}  # fmt: skip
+"""Kinds of pydantic's errors for a value of another type."""
+UNITS = {"hours", "minutes", "seconds", "days", "gb", "mb", "gib", "mib", "usd", "bytes"}
+"""Last words of keys of numbers."""
+
+
+@dataclass(frozen=True)
+class ConfigProblem:
+    """A problem in the config: the key to change, the reason, and file and line, if a file of the user's sets it."""
+
+    key: str
+    message: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return escape_line(f"{self.key}: {self.message}") + (f" ({self.place})" if self.place else "")
+
+
+def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProblem]:
+    """Return a line for each mistake that pydantic's errors are about; last those that explain the least.
+
+    raw: the composed data.
+    """
+    found: dict[tuple[str, str], ConfigProblem] = {}
+    missing: dict[tuple[str, ...], list[str]] = {}
+    of_others: dict[tuple[str, ...], list[str]] = {}
+    keys = [".".join(key_path(raw, error)) for error in errors if error["type"] != "literal_error"]
+    for error in errors:
+        path = key_path(raw, error)
+        if error["type"] == "literal_error" and ".".join(path) in keys:  # another alternative says more
+            continue
+        if error["type"] == "missing" and not path[-1].isdigit():
+            missing.setdefault(tuple(path[:-1]), []).append(path[-1])
+        elif error["type"] == "extra_forbidden" and _is_of_another_kind(path, error["input"]):
+            of_others.setdefault(tuple(path[:-1]), []).append(path[-1])
+        else:
+            problem = _problem(raw, path, error)
+            found.setdefault((problem.key, problem.message), problem)
+    others = [_other_kind(section, names) for section, names in of_others.items()]
+    return [*found.values(), *others, *(_lacking(section, names) for section, names in missing.items())]
+
+
+def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
+    kind, given = error["type"], error["input"]
+    whole = path[: next((at for at, part in enumerate(path) if all(p.isdigit() for p in path[at:])), len(path))]
+    key = ".".join(whole)  # without the numbers of a list, which nobody types
+    is_path = str(given).startswith("file:")  # which is no secret
+    if path[:2] in (["env", "secrets"], ["notify", "webhook"]) and not is_path and kind != "extra_forbidden":
+        reason = f"names where a secret is, and never holds it; {NAMED_SOURCES} (what you gave is not shown)"
+        return ConfigProblem(".".join(path), reason)
+    if kind == "extra_forbidden":
+        return _unknown_key(raw, path, given)
+    if error["loc"][-1] == "[key]":
+        return _wrong_name(path, error)
+    if kind == "union_tag_not_found":
+        way = f"choose its group: {key}=…, in a file `override /{key}: …` in `defaults`" if len(path) == 1 else "set it"
+        return ConfigProblem(key, f"has no `kind`; {way}")
+    if kind == "union_tag_invalid":
+        return ConfigProblem(f"{key}.kind", f"unknown kind {_choice(error['ctx']['tag'], _kinds(types_at((*path,))))}")
+    if kind == "float_parsing" and path[:-1] == ["loop", "rewards"] and ":" in str(given):
+        function, _, weight = str(given).rpartition(":")
+        name = f"{path[-1]}\\:{function}"
+        reason = f"a colon in a name is written \\: on the command line: {{{name}: {weight.strip()}}}"
+        return ConfigProblem("loop.rewards", reason)
+    if kind in MISTYPED:
+        return ConfigProblem(key, _mistyped(raw, path, whole, error))
+    if kind == "string_pattern_mismatch":
+        words = "".join(f", or {choice}" for choice in _choices(types_at((*path,))))
+        return ConfigProblem(
+            key, f"{escape_line(repr(given))} is invalid; {PATTERN_HINTS[error['ctx']['pattern']]}{words}"
+        )
+    # A whole section would hide the message, which names the keys that matter.
+    got = "" if isinstance(given, dict) else f" (got {escape_line(repr(given))})"
+    return ConfigProblem(key, f"{_said(error)}{got}")
+
+
+def _said(error: Any) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]}"
+
+
+def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any) -> str:
+    """Say what a key takes in place of what it was given, and how the value is written if it can be meant."""
+    types, key, given = types_at((*path,)), ".".join(path), error["input"]
+    if error["type"] == "literal_error" and isinstance(error["loc"][-1], int):
+        types = types_at((*whole, "0"))  # of a list, which the schema makes of one word
+    shown = escape_line(json.dumps(given) if isinstance(given, NoneType | bool) else repr(given))
+    models = [each for each in types if _is_model(each)]
+    if models and not isinstance(given, dict | list | NoneType):
+        kinds, keys = _kinds(types), sorted({name for model in models for name in model.model_fields})
+        made = repaired(models[0], given) if len(models) == 1 else None
+        meant = f"set one of them, such as {key}.{keys[0]}=…"
+        meant = f"did you mean {override(whole, _mended(raw, whole))}" if made is not None else meant
+        meant = f"did you mean {key}.kind={given}" if given in kinds else meant
+        listed = f"kinds: {', '.join(kinds)}" if kinds else f"keys: {', '.join(keys)}"
+        return f"is a section with keys, not {shown}; {meant}; {listed}"
+    if types == [str] and isinstance(given, NoneType | bool | int | float):
+        text = json.dumps(given)
+        quoted = f"""{path[-1]}: "{text}" in YAML, '{key}="{text}"' in a shell"""
+        return f"must be text, not {text}; if it is meant as text, quote it: {quoted}"
+    choices = _choices(types)
+    if choices and len(types) == 1 and not isinstance(given, dict | list):
+        return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
+    said = f"{'each ' if path != whole else ''}must be {expected(types)}, not {shown}"
+    unit = path[-1].rpartition("_")[2]
+    if isinstance(given, str) and given[:1].isdigit() and unit in UNITS:
+        return f"{said}; write the number alone, in {unit.upper() if unit[-1] == 'b' else unit}"
+    if given is not None and (mended := _mended(raw, whole)) is not None:
+        return f"{said}; did you mean {override(whole, mended)}?"
+    about = next(iter(_descriptions(whole)), "")
+    return f"{said}; {about[0].lower()}{about[1:].rstrip('.')}" if "e.g." in about else said
+
+
+def _descriptions(path: list[str]) -> Iterator[str]:
+    """Yield what the schema says of a key, for each kind of its section."""
+    for each in types_at((*path[:-1],)):
+        if _is_model(each) and path[-1] in each.model_fields:
+            yield each.model_fields[path[-1]].description or ""
+
+
+def _mended(raw: Any, path: list[str]) -> Any:
+    """Return the value of a key as its type wants it; None if it cannot be told."""
+    for part in path:
+        raw = raw[int(part)] if isinstance(raw, list) else raw[part]
+    return next((made for each in types_at((*path,)) if (made := repaired(each, raw)) is not None), None)
+
+
+def _unknown_key(raw: dict[str, Any], path: list[str], given: Any) -> ConfigProblem:
+    key, name = ".".join(path), path[-1]
+    if new := successors(path, given):
+        return ConfigProblem(key, f"unknown key; renamed to {', '.join(new)}")
+    if "." in name:
+        nested = name.replace(".", ": {") + ": …" + "}" * name.count(".")
+        return ConfigProblem(key, f"a key of a file has no dots; write {nested}, or a line for each part")
+    known = sibling_keys(path)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+    meant = [".".join([*path[:-1], each]) for each in near] or _meant(name, path[0], known)
+    if meant:
+        return ConfigProblem(key, f"unknown key; did you mean {' or '.join(meant)}?")
+    return ConfigProblem(key, f"unknown key; choices: {', '.join(sorted(_keys_of_kind(raw, path)))}")
+
+
+def _meant(name: str, section: str, known: set[str]) -> list[str]:
+    """Return what a name means that is near no key of its section: another tool's, or a key of another section."""
+    foreign = FOREIGN.get(name.lower())
+    if foreign and foreign.startswith(f"{section}."):
+        return [foreign]
+    parts = [f"{section}.{each}" for each in sorted(known) if name.lower() in each.split("_")]
+    elsewhere = find_keys(name)
+    return [foreign] if foreign else elsewhere or (parts if len(parts) < 4 else [])
+
+
+def _keys_of_kind(raw: Any, path: list[str]) -> set[str]:
+    """Return the keys of a section of the kind that the data name."""
+    for part in path[:-1]:
+        raw = raw[int(part)] if isinstance(raw, list) else raw[part]
+    models = [each for each in types_at((*path[:-1],)) if _is_model(each)]
+    same = [model for model in models if raw.get("kind") in _kinds([model])]
+    return {name for model in same or models for name in model.model_fields}
+
+
+def _is_of_another_kind(path: list[str], given: Any) -> bool:
+    return path[-1] in sibling_keys(path) and not successors(path, given)
+
+
+def _other_kind(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
+    """Say which keys belong to another kind of their section."""
+    key, is_top = ".".join(section), len(section) == 1
+    way = f"choose its group ({key}=…)" if is_top else f"set the section whole ({key}={{kind: …}})"
+    if len(names) == 1:
+        full = f"{key}.{names[0]}"
+        return ConfigProblem(full, f"belongs to another kind of this section; {way}, or remove the key (~{full})")
+    them = " ".join(f"~{key}.{name}" for name in names)
+    reason = f"{', '.join(names)} belong to another kind of this section; {way}, or remove them: {them}"
+    return ConfigProblem(key, reason)
+
+
+def _lacking(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
+    """Say which keys a section lacks, and what sets them."""
+    key = ".".join(section)
+    if not section:
+        shown = " ".join(f"{name}=…" for name in names)
+        return ConfigProblem(names[0], f"missing; choose a file of the group{'s' * (len(names) > 1)}: {shown}")
+    if len(section) == 1 and Path(conf.__file__).with_name(key).is_dir():
+        way = f"choose a file of the group that has them: {key}=NAME, in a file `defaults: [NAME, _self_]`"
+        shown = ", ".join(names[:MOST_SHOWN])
+        more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+        return ConfigProblem(key, f"lacks {shown}{more}; {way}")
+    return ConfigProblem(key, f"lacks {', '.join(names)}; set {' '.join(f'{key}.{name}=…' for name in names)} too")
+
+
+def _wrong_name(path: list[str], error: Any) -> ConfigProblem:
+    """Say what is wrong with a name that the user chose, such as that of a variable or an asset."""
+    name, section = error["input"], ".".join(path[:-1])
+    if not isinstance(name, str) and error["type"] in MISTYPED:
+        return ConfigProblem(section, f"a key is read as {json.dumps(name)}, not as text; quote it in YAML")
+    if error["type"] == "string_pattern_mismatch":
+        hint = PATTERN_HINTS[error["ctx"]["pattern"]]
+        return ConfigProblem(section, f"{escape_line(repr(name))} cannot be a name here; {hint}")
+    if error["type"] in MISTYPED:
+        kind = expected([*_types_of_names(path[:-1])])
+        return ConfigProblem(section, f"{escape_line(repr(name))} cannot be a name here, which must be {kind}")
+    return ConfigProblem(section, f"{escape_line(repr(name))} cannot be a name here: {_said(error)}")
+
+
+def _types_of_names(path: list[str]) -> Iterator[Any]:
+    """Yield the types that the names of a mapping's entries may have."""
+    for each in types_at((*path,)):
+        if isinstance(get_origin(each), type) and issubclass(get_origin(each), Mapping):
+            yield from alternatives(get_args(each)[0])
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _kinds(types: Sequence[Any]) -> list[str]:
+    """Return the kinds of a section by its types; none if it has but one."""
+    fields = [each.model_fields["kind"].annotation for each in types if _is_model(each) and "kind" in each.model_fields]
+    return [*dict.fromkeys(kind for annotation in fields for kind in get_args(annotation))]
+
+
+def _choices(types: Sequence[Any]) -> list[str]:
+    return [str(choice) for each in types if get_origin(each) is Literal for choice in get_args(each)]
+
+
+def _choice(given: str, choices: Sequence[str]) -> str:
+    """Return the end of the line about a word that is no choice."""
+    near = difflib.get_close_matches(given.lower(), choices, n=1, cutoff=NEAR)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{escape_line(repr(given))}; {hint}choices: {', '.join(choices)}"
+
+
+def key_path(raw: dict[str, Any], error: Any) -> list[str]:
+    """Return the dotted key of an error without pydantic's tags of unions, which are no keys of the data."""
+    path: list[str] = []
+    at: Any = raw
+    loc = error["loc"][:-1] if error["loc"][-1] == "[key]" else error["loc"]
+    for number, part in enumerate(loc):
+        is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
+        is_absent = number == len(loc) - 1 and error["type"] == "missing"
+        if not is_key and not is_absent:
+            continue
+        path.append(str(part))
+        inside = isinstance(at, dict) or (is_key and part < len(at))  # pyright: ignore[reportOperatorIssue]
+        at = at[part] if is_key and inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return path
+
+
+def sibling_keys(path: Sequence[str]) -> set[str]:
+    """Return the keys the schema allows in place of the last one in `path`, for every kind of the section."""
+    return {name for each in types_at((*path[:-1],)) if _is_model(each) for name in each.model_fields}
+
+
+def find_keys(name: str) -> list[str]:
+    """Return up to three dotted keys that end in `name`, now or before a rename, for a user who omitted the section."""
+    former = (new for old, new in RENAMED.items() if old.rpartition(".")[2] == name and "*" not in new)
+    found: dict[str, None] = dict.fromkeys(former)
+    todo: list[tuple[str, type[BaseModel]]] = [("", Config)]
+    while todo:
+        prefix, model = todo.pop(0)
+        for key, info in model.model_fields.items():
+            path = f"{prefix}{key}"
+            if key == name and prefix:
+                found[path] = None
+            if get_origin(info.annotation) is not tuple and path.count(".") < 2:  # items of a list have no keys
+                todo += [(f"{path}.", each) for each in alternatives(info.annotation) if _is_model(each)]
+    return list(found)[:3]

@@ -1,0 +1,74 @@
+"""Validation of composed data: every problem at once, each on one line with its key and the cure."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from conf.schema.config import Config
+from conf.schema.problems import ConfigProblem, key_path, problems_of
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
+    """Validate composed data. Return the config, or None, and every problem.
+
+    If the only problems are unknown keys, validate again without them, so that the caller can also run the checks
+    between sections and report everything at once.
+    """
+    if problems := [*_unprintable_values(raw)]:
+        return None, problems
+    try:
+        config = Config.model_validate(raw)
+        problems = [*_booleans_as_numbers(raw, config)]
+        return (None if problems else config), problems
+    except ValidationError as error:
+        found = error.errors()
+    problems = problems_of(raw, found)
+    unknown = [key_path(raw, each) for each in found if each["type"] == "extra_forbidden"]
+    if len(unknown) < len(found):
+        return None, problems
+    try:
+        return Config.model_validate(_drop_paths(raw, unknown)), problems
+    except ValidationError:
+        return None, problems
+
+
+def _unprintable_values(value: Any, key: str = "") -> Iterator[ConfigProblem]:
+    """Yield keys and values that no file, argument or variable can contain. Training text may contain NUL."""
+    if isinstance(value, str) and not key.startswith("data.") and "\0" in value:
+        yield ConfigProblem(key, "contains a NUL character, which arguments, variables and paths cannot")
+    if isinstance(value, str) and LONE_SURROGATE.search(value):
+        yield ConfigProblem(key, "contains a lone surrogate, which files cannot")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, child in items:
+        inner = f"{key}.{name}".lstrip(".")
+        yield from _unprintable_values(str(name), inner)
+        yield from _unprintable_values(child, inner)
+
+
+def _booleans_as_numbers(raw: Any, made: Any, key: str = "") -> Iterator[ConfigProblem]:
+    """Yield the keys whose boolean pydantic has made a number."""
+    made = vars(made) if isinstance(made, BaseModel) else made
+    if isinstance(raw, bool) and type(made) in (int, float):
+        text = json.dumps(raw)
+        yield ConfigProblem(key, f"must be a number, not {text}; YAML reads yes and on as true, no and off as false")
+    elif isinstance(raw, dict) and isinstance(made, dict):
+        for name in filter(made.__contains__, raw):
+            yield from _booleans_as_numbers(raw[name], made[name], f"{key}.{name}".lstrip("."))
+    elif isinstance(raw, list) and isinstance(made, tuple | list):
+        for number, (child, inner) in enumerate(zip(raw, made, strict=False)):
+            yield from _booleans_as_numbers(child, inner, f"{key}.{number}")
+
+
+def _drop_paths(raw: dict[str, Any], paths: list[list[str]]) -> dict[str, Any]:
+    clean = json.loads(json.dumps(raw))
+    for path in paths:
+        at = clean
+        for part in path[:-1]:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        at.pop(path[-1], None)
+    return clean
