@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import conf
-from controller.config.refusals import explained, require_lone_functions, several_values
+from controller.config.refusals import base_cure, explained, require_lone_functions, several_values
 from controller.config.texts import quote_numbers
 from controller.core.errors import ConfigError
 from controller.core.this_process import state_home_name
@@ -51,8 +51,11 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
 
 def _placed(problem: ConfigProblem, overrides: Sequence[str], extra_dir: Path | None) -> ConfigProblem:
     """Return a problem with file and line, if a file of the user's sets the key."""
-    from controller.config.own_files import where_set
+    from controller.config.own_files import where_set, without_base
 
+    if problem.message.startswith("lacks ") and (file := without_base(problem.key, extra_dir, overrides)):
+        reason = f"{problem.message.partition(';')[0]}; {base_cure(problem.key)}"
+        return replace(problem, message=reason, place=file.shown)
     return replace(problem, place=where_set(problem.key, extra_dir, overrides))
 
 

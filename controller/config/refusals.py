@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from controller.config.grammar_errors import hidden, is_secret, unparsable
 from controller.core.errors import ConfigError
 
 MOST_SHOWN = 20
@@ -36,31 +38,10 @@ def explained(
         raise ConfigError(_explain(error, overrides, extra_dir, groups(extra_dir))) from error
 
 
-SECRET = re.compile(r"[+~]*(env|env\.secrets|notify|notify\.webhook)(\.[^.]*)?")
-"""Keys below which somebody may have typed a secret: no message shows what."""
-
-
 def several_values(key: str, value: str) -> str:
-    if SECRET.fullmatch(key) and not key.startswith("env.vars"):
-        return _hidden(key, "has several values, which are not shown")
+    if is_secret(key):
+        return hidden(key, "has several values, which are not shown")
     return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
-
-
-def unparsable(key: str, value: str, error: Exception) -> str:
-    """Return why Hydra's grammar refuses a value: what a function of it says, or else how to quote the value."""
-    if SECRET.fullmatch(key) and not key.startswith("env.vars"):
-        return _hidden(key, "its value, which is not shown, cannot be parsed")
-    reason = " ".join(str(error).split())
-    if "while evaluating" in reason or "Unknown function" in reason:
-        nested = re.search(r"Sweep is incompatible|nesting choices", reason)
-        return f"{key}: {reason}{'; list the values in its place' if nested else ''}"
-    return f"{key}: {value!r} cannot be parsed; {_quoting_hint(key, value)}"
-
-
-def _hidden(key: str, problem: str) -> str:
-    from conf.schema.problems import NAMED_SOURCES  # verbs that need no config import no schema
-
-    return f"{key}: {problem}; {NAMED_SOURCES}"
 
 
 def require_lone_functions(key: str, value: Any) -> None:
@@ -104,15 +85,6 @@ def range_values(key: str, sweep: Any, most: int = 10_000) -> list[Any]:
     return [*sweep.range()]
 
 
-def _quoting_hint(key: str, value: str) -> str:
-    """Say how a value must be written that Hydra's grammar does not accept."""
-    if value.startswith("{") and re.search(r"[\"'][^\"']*[\"']\s*:", value):
-        return f"write keys without quotes, and a colon in a key as \\:, as in '{key}={{module\\:name: 0.1}}'"
-    if letters := [sign for sign in value if not sign.isascii()]:
-        return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
-    return f"quote values with commas, brackets or spaces: '{key}=\"…\"'"
-
-
 def _explain(
     error: Exception, overrides: Sequence[str], extra_dir: Path | None, choices: Mapping[str, Sequence[str]]
 ) -> str:
@@ -142,7 +114,7 @@ def _first_line(error: BaseException) -> str:
 def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, Sequence[str]]) -> str:
     """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
     from conf.schema.problems import find_keys
-    from controller.config.own_files import wrong_name
+    from controller.config.own_defaults import wrong_name
 
     key, equals, value = override.lstrip("+~").partition("=")
     group, at, _ = key.partition("@")
@@ -176,27 +148,95 @@ def _shown(file: Path, extra_dir: Path | None) -> str:
 
 def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Return the message of Hydra or OmegaConf, with the key that it is about and the file that sets it."""
-    from conf.schema.base import successors
     from controller.config.own_files import where_set
 
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
-    message = _first_line(cause)
-    if message.endswith(" raised while composing config:"):
-        kind = " ".join(str(cause).partition("composing config:")[2].partition("full_key")[0].split())
-        message = message.replace("ConfigTypeError raised while composing config:", kind)
-        if re.search(r"DictConfig with ListConfig|ListConfig with DictConfig|incompatible container types", kind):
-            message += "; a list stands where `key: value` belongs, or the other way round"
-    place = None if isinstance(cause, RecursionError) else re.search(r"full_key: ([A-Za-z_]\S*)", str(cause))
+    message, text = _first_line(cause), str(cause)
+    place = None if isinstance(cause, RecursionError) else re.search(r"full_key: ([A-Za-z_]\S*)", text)
+    key = re.sub(r"\[(\d+)\]", r".\1", place[1]) if place else ""
     if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours
-        return f"{place[1]}: {refused[1]}" if place else refused[1]
+        return f"{key}: {refused[1]}" if key else refused[1]
+    where = f"{key}: " if key else ""
+    if key and (file := where_set(key, extra_dir, overrides)):
+        where += f"{file}: "
+    if said := _in_our_words(" ".join(text.partition("full_key")[0].split()), key, extra_dir, overrides):
+        return f"{where}{said}"
     found = re.search(r"(?:find|load) '(\w+)/([\w.-]+)'", message)
     if found and extra_dir and (folder := extra_dir / found[1] / f"{found[2]}.yaml").is_dir():
         message = f"{_shown(folder, extra_dir)} is a folder, not a file"
-    named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
-    renamed = ", ".join(name for key in named for name in successors(key.split(".")))
-    where = f"{place[1]}: " if place else ""
-    if place and (file := where_set(re.sub(r"\[(\d+)\]", r".\1", place[1]), extra_dir, overrides)):
-        where += f"{file}: "
-    return f"cannot compose the config: {where}{message}{f'; renamed to {renamed}' if renamed else ''}"
+    return f"cannot compose the config: {where}{message}"
+
+
+def _in_our_words(message: str, key: str, extra_dir: Path | None, overrides: Sequence[str]) -> str:
+    """Return what Hydra and OmegaConf often say, with the cure; empty for another message."""
+    from conf.schema.forms import expected
+    from conf.schema.text_keys import types_at
+
+    if found := re.search(r"Interpolation key '(.+?)' not found", message):
+        return _no_such_key(found[1], extra_dir, overrides)
+    if found := re.search(r"Could not delete from config\. '(.+?)' does not exist", message):
+        return f"~{found[1]}: there is no such key to remove{_near_key(found[1], '; did you mean ~{}?')}"
+    if re.search(r"DictConfig with ListConfig|ListConfig with DictConfig|incompatible container types", message):
+        types = types_at((*key.split("."),))
+        return (
+            f"must be {expected(types)}"
+            if types
+            else "a list stands where `key: value` belongs, or the other way round"
+        )
+    for pattern, said in IN_OUR_WORDS:
+        if found := re.search(pattern, message):
+            return said.format(*found.groups(), key=re.sub(r"\.\d+$", "", key))
+    return ""
+
+
+IN_OUR_WORDS = (
+    (r"Environment variable '(.+?)' not found", "the variable {0} is not set here; set it, or write a default: "
+     "${{oc.env:{0},DEFAULT}}"),
+    (r"missing \d+ required positional argument", "the name is missing: ${{oc.env:NAME}} reads a variable"),
+    (r"Unsupported interpolation type e?n?v?(\S*)", "there is no such ${{…:…}}; ${{oc.env:NAME}} reads a variable, "
+     "${{KEY}} another key"),
+    (r"HydraConfig was not set", "Slipway takes no settings of Hydra, so ${{hydra:…}} has no value; write it out"),
+    (r"no viable alternative at input|mismatched input|token recognition error|extraneous input", "no }} closes the "
+     "${{; a text with it is written \\${{"),
+    (r"Recursive interpolation", "${{…}} stands in what it means"),
+    (r"Could not delete '(.+?)=(.+?)'", "~{0}={1}: it is not {1} that is chosen; ~{0} removes what is"),
+    (r"list index out of range|list assignment index|is not an int|not a valid list index", "set the whole list: "
+     "'{key}=[…]'"),
+)  # fmt: skip
+"""What is searched for in a message, and what is said in its place."""
+
+
+def _no_such_key(name: str, extra_dir: Path | None, overrides: Sequence[str]) -> str:
+    """Say why ${name} has no value: a file of a group has no base, or the name is a variable's or misspelled."""
+    from controller.config.own_files import without_base
+
+    section = name.partition(".")[0]
+    if file := without_base(section, extra_dir, overrides):
+        return f"{file.shown}: lacks {name}; {base_cure(section)}"
+    if name in os.environ or re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+        return f"there is no key {name}; the environment's variable is ${{oc.env:{name}}}"
+    return f"there is no key {name}{_near_key(name, '; did you mean ${{{}}}?')}"
+
+
+def base_cure(section: str) -> str:
+    """Say how a file of a group begins that is to have the keys of one of the bundled files."""
+    from controller.config.compose import config_groups
+
+    names = config_groups()[section]
+    others = f", or with another of {', '.join(names[1:])}" if names[1:] else ""
+    return f"begin it with `defaults: [{names[0]}, _self_]`{others}"
+
+
+def _near_key(name: str, form: str) -> str:
+    """Return which key is meant by an unknown one, in a form; empty if none is near."""
+    from conf.schema.base import successors
+    from conf.schema.problems import find_keys, sibling_keys
+
+    path = name.split(".")
+    if renamed := successors(path):
+        return f"; renamed to {', '.join(renamed)}"
+    near = difflib.get_close_matches(path[-1], sibling_keys(path), n=1, cutoff=0.65)
+    meant = ".".join([*path[:-1], *near]) if near else next(iter(find_keys(path[-1])), "")
+    return form.format(meant) if meant and meant != name else ""

@@ -1,0 +1,120 @@
+"""Why Hydra's grammar refuses an override, and how it is written: the open quote or bracket, the malformed key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+SECRET = re.compile(r"[+~]*(env|env\.secrets|notify|notify\.webhook)(\.[^.]*)?")
+"""Keys below which somebody may have typed a secret: no message shows what."""
+TYPOGRAPHIC = re.compile("[\u2018-\u201f\u00ab\u00bb\u2032\u2033]")
+QUOTED_KEY = re.compile(r"[\"'][^\"']*[\"']\s*:")
+PAIR = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.+)", re.DOTALL)
+CLOSING = {"[": "]", "{": "}", "(": ")"}
+
+
+def is_secret(key: str) -> bool:
+    """Return whether a key may have a secret as its value, however it is misspelled."""
+    plain = re.sub(r"[\s.]+", ".", key).strip(".")
+    return SECRET.fullmatch(plain) is not None and not plain.lstrip("+~").startswith("env.vars")
+
+
+def hidden(key: str, problem: str) -> str:
+    from conf.schema.problems import NAMED_SOURCES  # verbs that need no config import no schema
+
+    return f"{key}: {problem}; {NAMED_SOURCES}"
+
+
+def unparsable(key: str, value: str, error: Exception) -> str:
+    """Return why Hydra's grammar refuses a value: what a function of it says, or else how to write the value."""
+    if is_secret(key):
+        return hidden(key, "its value, which is not shown, cannot be parsed")
+    if said := malformed_key(key, value):
+        return said
+    reason = " ".join(str(error).split())
+    if "while evaluating" in reason or "Unknown function" in reason:
+        nested = re.search(r"Sweep is incompatible|nesting choices", reason)
+        return f"{key}: {reason}{'; list the values in its place' if nested else ''}"
+    return f"{key}: {value!r} cannot be parsed; {_cure(key, value)}"
+
+
+def malformed_key(key: str, value: str) -> str:
+    """Return what is wrong with the key of an override, without the signs before it; empty if nothing is."""
+    from conf.schema.problems import PATTERN_HINTS
+
+    bare = re.sub(r"\s*\.[\s.]*", ".", key).strip(". ")
+    shown = f"{bare}=…" if is_secret(key) or len(value) > 60 else f"{bare}={value}"
+    if bare != key:
+        return f"{key}: one dot stands between the parts of a key; write {shown}"
+    if TYPOGRAPHIC.search(key):
+        return f"{key}: a typographic quote stands in the key; write keys without quotes"
+    parts = key.partition("@")[0].replace("/", ".").split(".")
+    if wrong := next((part for part in parts if not re.fullmatch(r"[A-Za-z_][\w-]*|\d+", part)), None):
+        hint = PATTERN_HINTS[r"^[A-Za-z_][A-Za-z0-9_]*$"]
+        return f"{key}: {wrong!r} cannot be a part of a key; {hint}"
+    return ""
+
+
+def _cure(key: str, value: str) -> str:
+    """Say how a value must be written that Hydra's grammar does not accept."""
+    from conf.schema.forms import expected, override
+    from conf.schema.text_keys import types_at
+
+    path = key.lstrip("+~").split(".")
+    types = types_at((*path,))
+    stripped = value.strip()
+    if value.startswith("="):
+        return f"one = sets a value: {key}={value.lstrip('= ')}"
+    if TYPOGRAPHIC.match(stripped):
+        return f"{stripped[0]} is no quote for a program; write {override(path, TYPOGRAPHIC.sub('', stripped))}"
+    if opened := open_sign(value):
+        return opened
+    if value.startswith("{") and QUOTED_KEY.search(value):
+        return f"write keys without quotes, and a colon in a key as \\:, as in '{key}={{module\\:name: 0.1}}'"
+    if (pair := PAIR.fullmatch(stripped)) and types and str not in types:
+        return f"did you mean {override([*path, pair['name']], pair['value'])}?"
+    if letters := [sign for sign in value if not sign.isascii()]:
+        return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
+    if re.fullmatch(r"\[[^\[\]{}\"']*\]", stripped):
+        return f"quote its items: {override(path, [item.strip() for item in stripped[1:-1].split(',')])}"
+    if types and not any(kind is str for kind in types) and stripped[:1] not in ("[", "{"):
+        return f"it must be {expected(types)}"
+    if "'" not in value and stripped[:1] not in ("[", "{"):
+        return f"quote it: {override(path, value)}"
+    return f"quote texts with commas, brackets or spaces inside it: '{key}=…\"a text\"…'"
+
+
+def open_sign(value: str) -> str:
+    """Say which quote or bracket of a value is not closed, or closes nothing; empty if all match."""
+    opened: list[str] = []
+    quote = ""
+    for at, sign in enumerate(value):
+        if at and value[at - 1] == "\\":
+            continue
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'" and (at == 0 or value[at - 1] in "[{(,: "):
+            quote = sign
+        elif sign in CLOSING:
+            opened.append(sign)
+        elif sign in CLOSING.values():
+            if not opened:
+                return f"the {sign} closes nothing that is open"
+            if CLOSING[last := opened.pop()] != sign:
+                return f"the {last} is closed by {sign}"
+    if quote:
+        return f"the quote {quote} is not closed"
+    return f"the {opened[-1]} is not closed" if opened else ""
+
+
+def torn(words: Sequence[str]) -> str:
+    """Return the override that a shell has torn into words at its spaces, in quotes; empty if there is none."""
+    for at, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if not equals or key[:1] == "-" or not (said := open_sign(value)) or "closed" not in said or "by" in said:
+            continue
+        for end in range(at + 1, len(words) + 1):
+            whole = " ".join(words[at:end])
+            if end > at + 1 and not open_sign(whole.partition("=")[2]):
+                return f"{key}=…" if is_secret(key.lstrip("+~")) else whole
+    return ""

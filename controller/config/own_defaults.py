@@ -1,0 +1,152 @@
+"""What is wrong with the files that a file of the user's builds on, or that an override chooses; and what is meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from controller.config.own_files import OwnFile
+
+Groups = Mapping[str, Sequence[str]]
+"""Names of files by group, bundled and the user's own."""
+DEFAULT = re.compile(r"(?P<words>(?:(?:optional|override)\s+)*)(?P<root>/?)(?P<group>[\w/-]+)(?P<at>@[\w.]*)?$")
+"""Key of an entry of `defaults`, such as `override /model` or `/model@loop.teacher`."""
+
+
+def wrong_defaults(file: OwnFile, folder: Path, groups: Groups, base: Groups) -> Iterator[str]:
+    """Yield what is wrong with the files that a file chooses in `defaults`."""
+    for key, value in file.root.value:
+        if key.value == "defaults" and not isinstance(value, yaml.SequenceNode):
+            yield f"{file.place(key)}: defaults must be a list: `- override /model: tiny`, or the name of a base"
+    first: dict[str, yaml.Node] = {}
+    for entry in file.defaults:
+        pairs = entry.value if isinstance(entry, yaml.MappingNode) else [(entry, entry)]
+        if len(pairs) > 1:
+            again = pairs[1][0]
+            yield f"{file.place(again)}: defaults: each entry has its own dash: `- {again.value}: {pairs[1][1].value}`"
+            continue
+        for key, value in pairs:
+            if said := _wrong_default(file, key, value, folder, groups, base):
+                yield f"{file.place(key)}: {said}"
+            elif isinstance(key, yaml.ScalarNode):
+                yield from _wrong_order(file, key, first)
+
+
+def _wrong_order(file: OwnFile, key: yaml.ScalarNode, first: dict[str, yaml.Node]) -> Iterator[str]:
+    """Yield an entry that stands twice, or a base behind an override: overrides change what stands above them."""
+    name = " ".join(str(key.value).split())
+    if (known := first.setdefault(name, key)) is not key:
+        yield f"{file.place(key)}: defaults: {name} stands in line {known.start_mark.line + 1} already"
+        return
+    above = next((each for each in first if each.startswith("override ")), None)
+    if above is not None and name != "_self_" and "override" not in name.split():
+        yield f"{file.place(key)}: defaults: put `- {name}` above `- {above}`, since overrides come last"
+
+
+def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path, groups: Groups, base: Groups) -> str:
+    """Return what is wrong with an entry of `defaults`, and what to write; empty if nothing is."""
+    if not isinstance(key, yaml.ScalarNode):
+        return f"defaults: {kind_of(key)} is no name of a file"
+    if key is value:
+        return _wrong_base(file, key, folder, groups, base)
+    found = DEFAULT.match(" ".join(key.value.split()))
+    if found is None:
+        return f"defaults: {key.value!r} is no group; write `override /model: tiny`"
+    group, words = found["group"], found["words"].split()
+    is_null = value.tag == "tag:yaml.org,2002:null"
+    name = value.value if isinstance(value, yaml.ScalarNode) and not is_null else "…"
+    if group == file.group and not found["at"] and group in base:
+        return f"{group}: a base is named alone: `- {name}`"
+    if group == "experiment" and group in base:
+        return f"an experiment is chosen on the command line: +experiment={name}"
+    if group not in groups and not found["root"] and f"{file.group}/{group}" in groups:
+        return ""
+    if "/" in group or (folder / file.group / group).is_dir():
+        return ""
+    if group not in groups:
+        near = difflib.get_close_matches(group, groups, n=1)
+        hint = f"did you mean {' '.join([*words, f'/{near[0]}'])}? " if near else ""
+        return f"{group}: unknown group; {hint}groups: {', '.join(groups)}"
+    if "override" in words and group not in base:
+        return f"{group}: the config has no such group to override; write `/{group}: {name}`"
+    if not found["root"]:
+        prefix = "" if "override" not in words and (found["at"] or group not in base) else "override "
+        return f"{group} is a group of the whole config; write `{prefix}/{group}{found['at'] or ''}: {name}`"
+    if "override" not in words and not found["at"] and group in base:
+        return f"{group}: is chosen already, and a file can only override it; write `override /{group}: {name}`"
+    names = value.value if isinstance(value, yaml.SequenceNode) else [] if is_null else [value]
+    for each in names:
+        if not isinstance(each, yaml.ScalarNode):
+            return f"{group}: {kind_of(each)} is no name of a file"
+        is_known = each.value.removesuffix(".yaml") in groups[group]
+        if "$" not in each.value and "optional" not in words and not is_known:
+            return wrong_name(group, each.value, folder, groups)
+    return ""
+
+
+def _wrong_base(file: OwnFile, key: yaml.ScalarNode, folder: Path, groups: Groups, base: Groups) -> str:
+    """Return what is wrong with the name of a base; empty if nothing is."""
+    name = key.value.removesuffix(".yaml")
+    if key.tag != "tag:yaml.org,2002:str":
+        return f"defaults: {key.value} is no name of a file"
+    if name == "_self_" or "$" in name or name in groups.get(file.group, ()):
+        return ""
+    if name in base:
+        return f"{name} is a group; name a file of it, as in `override /{name}: {base[name][0]}`"
+    head, _, rest = name.lstrip("/").partition("/")
+    if rest and head == file.group:
+        return f"defaults: a base is named without its folder: `- {rest}`"
+    if rest and head in base:
+        return f"defaults: write `- override /{head}: {rest}`"
+    if rest and (folder / file.group / f"{name}.yaml").is_file():
+        return ""
+    if name.split()[0] == "override" or "=" in name:
+        return f"defaults: {name!r} is no name of a file; write `- override /model: tiny`"
+    return wrong_name(file.group, name, folder, groups)
+
+
+def kind_of(node: yaml.Node) -> str:
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"{node.value!r}"
+
+
+def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> str:
+    """Say that a group has no such file, what is meant, and the choices; for the command line and files alike."""
+    stem = re.sub(r"\.ya?ml$", "", name, flags=re.IGNORECASE).rpartition("/")[2]
+    near = difflib.get_close_matches(stem.replace("v5e", "v5litepod"), groups[group], n=1)
+    hint = f"did you mean {group}={near[0]}? " if near else ""
+    hint = f"~{group} removes it; " if name.lower() == "null" else hint
+    if "/" not in name or stem not in groups[group]:
+        hint = f"{found}; " if (found := _elsewhere(folder, group, stem, groups)) else hint
+    shown = [each for each in groups[group] if group != "scale" or not each.startswith("tiny_")]  # `tiny` chooses these
+    return f"no {group} named {name!r}; {hint}choices: {', '.join(shown)}"
+
+
+def _elsewhere(folder: Path | None, group: str, stem: str, groups: Groups) -> str:
+    """Return where the file lies that is meant, and how to move it; empty if there is none."""
+    if folder is None or not re.fullmatch(r"[\w.-]+", stem):
+        return ""
+    for file in sorted(folder.glob("*/*")) if folder.is_dir() else ():
+        if file.stem != stem or file.suffix.lower() not in (".yml", ".yaml"):
+            continue
+        shown = f"{folder.name}/{file.parent.name}/{file.name}"
+        if file.parent.name == group and file.suffix != ".yaml":
+            return f"{shown} must be renamed to end in .yaml"
+        if file.parent.name not in groups or difflib.get_close_matches(file.parent.name, [group], n=1):
+            return f"{shown} lies in a folder of another name; move it to {folder.name}/{group}/{stem}.yaml"
+    root = folder.parent
+    if (lone := folder / f"{stem}.yaml").is_file() or (lone := root / f"{stem}.yaml").is_file():
+        return f"{lone.relative_to(root)} is in no group; move it to {folder.name}/{group}/{stem}.yaml"
+    places = ("*/{}.y*ml", "*/*/{}.y*ml", f"{folder.name}/*/*/{{}}.y*ml")  # conf/, configs/experiment/, .slipway/…
+    for file in (file for place in places for file in sorted(root.glob(place.format(stem)))):
+        if file.parent.parent != folder:
+            return f"{file.relative_to(root)} is not looked at; move it to {folder.name}/{group}/{stem}.yaml"
+    for above in [*folder.resolve().parents][1:4]:
+        if (there := above / folder.name / group / f"{stem}.yaml").is_file():
+            return f"{there} exists, and {folder.name}/ is looked for in the current folder; run slipway in {above}"
+    return ""
