@@ -317,8 +317,9 @@ class OrReference:
 
 
 def positional(kind: str) -> tuple[str, ...]:
-    """Return the positional parameters with which a function of this kind is called."""
-    parameters = [*inspect.signature(PROTOCOLS[kind].__call__).parameters.values()][1:]
+    """Return the positional parameters with which a function of this kind, or a class, is called."""
+    call = vars(PROTOCOLS[kind]).get("__call__")  # a model family has none: it may be an object
+    parameters = [*inspect.signature(call).parameters.values()][1:] if call is not None else []
     return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
 
 

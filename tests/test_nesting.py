@@ -23,7 +23,7 @@ from controller.agent.fs import AgentError, read_json
 from controller.checks import input_first_row
 from controller.core.errors import CloudError
 from controller.core.json_documents import DamagedRecordError, load_json
-from controller.inputs import modules
+from controller.inputs.definitions import DefinitionError, find_signature
 from controller.lease_store import BucketLeaseStore
 from controller.report import gather
 from controller.resources import dead_mans_switch, deletions
@@ -87,7 +87,7 @@ def read_all(folder: Path) -> None:
     )
     (folder / "deep.py").write_text(f"x = {'-' * 20_000}1\n")
     files = {"deep.py": folder / "deep.py"}
-    refused(modules.DefinitionError, "deep.py", lambda: modules.find_signature("deep:f", files, installed=False))
+    refused(DefinitionError, "deep.py", lambda: find_signature("deep:f", files, installed=False))
     assert capacity_log._parse(NESTED) is None
     notes: list[str] = []
     assert deletions._parse(NESTED.encode(), "here", notes) == []

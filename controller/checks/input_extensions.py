@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from conf.extension import ExtensionError, call_problem, load, wants_model
+from conf.extension import ExtensionError, load, wants_model
 from conf.schema.config import Config
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import ENVIRONMENTS, VERIFIERS_QUESTIONS, PuzzleLoop
@@ -13,18 +13,18 @@ from conf.schema.training.settings import BUILT_IN
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
+from controller.inputs.definitions import Definition, DefinitionError, find_definition, signature_of
 from controller.inputs.modules import (
-    DefinitionError,
     Use,
     absent_imports,
     evaluations,
-    find_signature,
     module_files,
     on_search_path,
     references,
     taken_names,
     trainer_references,
 )
+from controller.inputs.protocols import misfit, reward_caution
 from controller.plan.build import Plan
 from controller.resources.software import Venv
 
@@ -53,7 +53,7 @@ KEYS = (
 )
 
 
-@check("extension", "error", *KEYS)
+@check("extension", "error", *KEYS, also="warning")
 def extensions_exist(config: Config) -> Iterator[Issue]:
     """A module or function that is missing, or takes other arguments, fails only when the workers call it."""
     shipped = [use for use in evaluations(config) if use.reference in BUILT_IN.values()]
@@ -72,23 +72,24 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
     yield from _absent_packages(config, on_workers, files)
     for use in used:
         try:
-            signature = find_signature(
-                use.reference,
-                files,
-                installed=here or use not in on_workers,
-                of_class=use.kind == "environment",
-            )
+            found = find_definition(use.reference, files, installed=here or use not in on_workers)
         except DefinitionError as error:
-            if _may_be_installed(use, config, files):
-                continue
-            yield Issue(f"{use.kind} {use.reference}: {error}", use.key)
+            if not _may_be_installed(use, config, files):
+                yield Issue(f"{use.kind} {use.reference}: {error}", use.key)
             continue
-        if signature is not None and (problem := call_problem(signature, use.kind, use.options)):
-            yield Issue(f"{use.kind} {use.reference} {problem}", use.key)
-        elif (
-            use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop))
-        ):
-            yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
+        if found is not None:
+            yield from _misfits(use, found, config)
+
+
+def _misfits(use: Use, found: Definition, config: Config) -> Iterator[Issue]:
+    """Yield why what a config names cannot be used as its kind."""
+    signature = signature_of(found)
+    if problem := misfit(found, use.kind, use.options):
+        yield Issue(f"{use.kind} {use.reference} {problem}", use.key)
+    elif use.kind == "reward" and (caution := reward_caution(found)):
+        yield Issue(f"{use.kind} {use.reference} {caution}", use.key, "warning")
+    elif use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop)):
+        yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
 
 
 def _absent_packages(config: Config, uses: list[Use], files: Mapping[str, Path]) -> Iterator[Issue]:
@@ -214,7 +215,10 @@ def own_checks_pass(config: Config) -> Iterator[Issue]:
 def _run_check(reference: str, config: Config) -> Iterator[Issue]:
     try:
         found = load("check", reference, "code.checks")(config)
-        found = [found] if isinstance(found, str) or not isinstance(found, Iterable) else [*found]
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            yield Issue(f"{reference} must yield (key, message), and returned {found!r:.80}", "code.checks")
+            return
+        found = [*found]
     except ExtensionError as error:
         yield Issue(str(error).removeprefix("code.checks: "), "code.checks")
         return

@@ -16,7 +16,8 @@ from conf.schema.training.loop import REJECTED, GrpoLoop, LmLoop
 from controller.checks.input_files import paths_here
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
-from controller.inputs.modules import DefinitionError, find_signature, module_files, trainer_references
+from controller.inputs.definitions import DefinitionError, find_signature
+from controller.inputs.modules import module_files, trainer_references
 
 MAX_LINE_BYTES = 1 << 24
 """Longer first lines are left to the trainer."""

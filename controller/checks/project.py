@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
+from sys import version_info
 from typing import NamedTuple
 
 from conf.schema.config import Config
@@ -16,13 +17,16 @@ from conf.schema.topology import Topology, find_topology, tpu_type_table
 from controller.agent.commands.run_inputs import MAX_BYTES
 from controller.checks.training import trainer_devices
 from controller.context import Context
+from controller.core.errors import ConfigError
 from controller.core.finding import Issue, UncheckedError, check
 from controller.core.text import plural
 from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
-from controller.inputs.git import strip_password
-from controller.inputs.own_program import quote_words, shell_line
+from controller.inputs.git import repository_root, strip_password
+from controller.inputs.modules import absent_imports
+from controller.inputs.own_program import HERE_CLOUDS, quote_words
+from controller.inputs.program_words import modules_beside, program_file, program_problem, shell_line, syntax_problem
 from controller.inputs.resolved_assets import path_exists
 from controller.plan.build import Plan
 from controller.plan.project_steps import bastion_name
@@ -55,13 +59,65 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
             yield Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group)
 
 
-@check("command", "error", "program.command")
-def command_is_given(config: Config) -> Iterator[Issue]:
-    """Without a command there is nothing to run."""
-    if config.program.kind == "command" and not config.program.command:
+@check("command", "error", "program.command", "program.setup", also="warning")
+def command_can_start(config: Config) -> Iterator[Issue]:
+    """Without a command, or with one that the workers lack or cannot read, there is nothing to run."""
+    argv, setup = config.program.command, config.program.setup
+    own = config.program.kind == "command"
+    if own and not argv:
         yield Issue("is empty; set it, e.g. 'program.command=[python, train.py]'")
-    elif config.program.kind == "command" and (meant := shell_line(config.program.command)):
-        yield Issue(f"{meant[0]}; use program.command={quote_words(shlex.split(meant[1]))}")
+    elif argv and not own:
+        yield Issue("program=trainer does not run it; add program=command, or leave it out", severity="warning")
+    makes = [Words("program.setup", words, "[{}]", certain=not i) for i, words in enumerate(setup)]
+    for words in [*makes, *([Words("program.command", argv, "{}", certain=not setup)] if own and argv else [])]:
+        yield from _start_issues(config, words)
+
+
+class Words(NamedTuple):
+    """Words of a config that start a program. certain: whether no earlier ones can make what they name."""
+
+    key: str
+    argv: tuple[str, ...]
+    form: str
+    certain: bool
+
+
+def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
+    """Yield why the workers could not start a program."""
+    if meant := shell_line(words.argv):
+        written = words.form.format(quote_words(shlex.split(meant[1])))
+        yield Issue(f"{meant[0]}; use {words.key}={written}", words.key)
+        return
+    if config.code.stand_in or config.code.repository or config.program.kind != "command":
+        return
+    try:
+        root = repository_root(Path.cwd()).resolve()
+    except ConfigError:
+        return  # it is reported when the code is read
+    is_command = words.key == "program.command"
+    bare = is_command and _has_slipways_packages(config)
+    if problem := program_problem(words.argv, root, root, bare=bare):
+        yield Issue(problem, words.key, None if words.certain else "warning")
+    elif (file := program_file(words.argv, root)) is not None:
+        if problem := syntax_problem(words.argv, file):
+            older = version_info[:2] < tuple(map(int, config.env.python.split(".")[:2]))
+            yield Issue(problem, words.key, "warning" if older else None)
+        elif bare and file.suffix == ".py":
+            lock = config.env.packages == "lock"
+            lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
+            for absent in absent_imports(file, modules_beside(file), locked=lock):
+                yield Issue(f"{absent}, and {lacking}", words.key, "warning")
+
+
+LACKING = "this machine, whose packages the workers have, has no such package"
+
+
+def _has_slipways_packages(config: Config) -> bool:
+    """Return whether the workers have nothing but the packages of the lock, or of this machine."""
+    if config.program.setup or {"PATH", "PYTHONPATH"} & config.env.vars.keys():
+        return False
+    here = config.cloud.kind in HERE_CLOUDS
+    return config.env.packages == "lock" or (here and config.env.packages == "image")
 
 
 @check("caution", "warning", "program.caution")

@@ -1,12 +1,10 @@
-"""The user's own modules, which a config names as `module:name`: where it does, their files, and what they define.
+"""The user's own modules, which a config names as `module:name`: where it does, their files, and what they import.
 
-Nothing is imported here: modules may need JAX, which the controller does not load. The syntax tree tells which names a
-module defines and how its functions are called.
+Nothing is imported here: modules may need JAX, which the controller does not load.
 """
 
 import ast
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -99,10 +97,6 @@ OTHER_NAMES = {
 DEFAULT_FOLDER = "slipway"
 
 
-class DefinitionError(ValueError):
-    """A module or a name in it does not exist, or cannot be used; the message says which."""
-
-
 def module_files(config: Config, folder: Path) -> dict[str, Path]:
     """Return the Python files of `code.modules` by their path below the folder on the module search path.
 
@@ -174,39 +168,6 @@ def shipped_modules(config: Config, folder: Path) -> dict[str, Path]:
     return {f"{MODULES_FOLDER}/{name}": path for name, path in module_files(config, folder).items()}
 
 
-def find_signature(
-    reference: str, files: Mapping[str, Path], *, installed: bool, of_class: bool = False
-) -> inspect.Signature | None:
-    """Return the signature of what `module:name` means; None if only an import could tell.
-
-    Args:
-        reference: `module:name`.
-        files: as from `module_files`.
-        installed: whether the program uses this machine's Python packages.
-        of_class: return what a class is called with, if it is one.
-
-    Raises:
-        DefinitionError: there is no such module or name.
-    """
-    module, _, name = reference.partition(":")
-    path = _source(module, files, installed=installed)
-    if path is None:
-        return None
-    try:
-        tree = ast.parse(path.read_bytes(), str(path))
-    except SyntaxError as error:
-        raise DefinitionError(f"{path}, line {error.lineno}: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:  # such as a null byte; nested too deeply
-        raise DefinitionError(f"{path} is no Python: {error}") from None
-    defined = {defined: node for node in tree.body for defined in _defined_names(node)}
-    if name in defined:
-        return _class_signature(defined[name]) if of_class else _signature(defined[name])
-    if "*" in defined or "__getattr__" in defined:
-        return None
-    own = [n for n, node in defined.items() if isinstance(node, ast.FunctionDef | ast.ClassDef) and n[0] != "_"]
-    raise DefinitionError(f"{path} defines no {name}; it defines {', '.join(own) or 'no function'}")
-
-
 def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> Iterator[str]:
     """Yield each package that a module of the user's own imports and the workers lack, with file and line.
 
@@ -243,8 +204,8 @@ def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> It
 def is_importable(module: str) -> bool:
     """Return whether this machine has a module of that name."""
     try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # of a module without a file of its own, such as __main__
+        return module != "__main__" and importlib.util.find_spec(module) is not None
+    except ValueError:  # of a module without a file of its own
         return False
 
 
@@ -262,84 +223,12 @@ def taken_names(files: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:
             yield path, f"the package {top}"
 
 
+def lock_text() -> str:
+    """Return the requirements that env.packages=lock installs."""
+    return (Path(conf.__file__).parent / "requirements.txt").read_text()
+
+
 def locked_packages() -> set[str]:
     """Return the import names of the packages that env.packages=lock installs."""
-    lines = (Path(conf.__file__).parent / "requirements.txt").read_text().splitlines()
+    lines = lock_text().splitlines()
     return {line.partition("==")[0].replace("-", "_").lower() for line in lines if line[:1].isalnum()} | OTHER_NAMES
-
-
-def _source(module: str, files: Mapping[str, Path], *, installed: bool) -> Path | None:
-    """Return the file of a module; None if it is in a package whose files cannot be found without importing it."""
-    relative = module.replace(".", "/")
-    for name in (f"{relative}.py", f"{relative}/__init__.py"):
-        if name in files:
-            return files[name]
-    top, _, rest = module.partition(".")
-    known = top in OURS or top in sys.stdlib_module_names or top in locked_packages()
-    if not known and not installed:
-        names = sorted(name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files)
-        there = f"there are {', '.join(names)}" if names else "there are none"
-        raise DefinitionError(f"no module {module} in the folders of code.modules, which are shipped; {there}")
-    spec = None if top == "__main__" else importlib.util.find_spec(top)
-    if spec is None:
-        raise DefinitionError(f"no module {module} in the folders of code.modules, and no package {top} is installed")
-    if not rest:
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    for place in spec.submodule_search_locations or ():
-        for name in (f"{rest.replace('.', '/')}.py", f"{rest.replace('.', '/')}/__init__.py"):
-            if (Path(place) / name).is_file():
-                return Path(place) / name
-    return None
-
-
-def _defined_names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement of a module's body may define; `*` stands for unknown ones."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in names)
-        case ast.Assign(targets=targets):
-            yield from (n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            yield name
-        case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
-            for child in ast.iter_child_nodes(node):
-                for statement in [child] if isinstance(child, ast.stmt) else getattr(child, "body", ()):
-                    yield from _defined_names(statement)
-        case _:
-            pass
-
-
-def _class_signature(node: ast.stmt) -> inspect.Signature | None:
-    """Return the signature with which a class that derives from no other is called; None as in `_signature`."""
-    if not isinstance(node, ast.ClassDef):
-        return _signature(node)
-    if node.decorator_list or node.bases or node.keywords:
-        return None
-    made = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == "__init__"]
-    if not made:
-        return inspect.Signature()
-    found = _signature(made[-1])
-    return found and found.replace(parameters=[*found.parameters.values()][1:])
-
-
-def _signature(node: ast.stmt) -> inspect.Signature | None:
-    """Return the signature of a function without decorators; None for what only an import could tell."""
-    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
-        return None
-    made, empty = list[inspect.Parameter](), inspect.Parameter.empty
-    given = node.args
-    plain = [*((a, inspect.Parameter.POSITIONAL_ONLY) for a in given.posonlyargs)]
-    plain += [(a, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in given.args]
-    first_default = len(plain) - len(given.defaults)
-    for i, (argument, kind) in enumerate(plain):
-        made.append(inspect.Parameter(argument.arg, kind, default=... if i >= first_default else empty))
-    if given.vararg:
-        made.append(inspect.Parameter(given.vararg.arg, inspect.Parameter.VAR_POSITIONAL))
-    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        value = empty if default is None else ...
-        made.append(inspect.Parameter(argument.arg, inspect.Parameter.KEYWORD_ONLY, default=value))
-    if given.kwarg:
-        made.append(inspect.Parameter(given.kwarg.arg, inspect.Parameter.VAR_KEYWORD))
-    return inspect.Signature(made)

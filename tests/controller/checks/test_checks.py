@@ -11,7 +11,7 @@ from controller.config.compose import compose
 from tests.composed import config_of as config
 from tests.paths import ROOT
 
-GCP = ["cloud.project=acme", "program=command", "program.command=[python,train.py]"]
+GCP = ["cloud.project=acme", "program=command", "program.command=[python,-V]"]
 BASTION = [*GCP, "recovery.driver=bastion"]
 GRPO = ["+experiment=quickstart", "cloud=gcp", "cloud.project=acme", "tpu.capacity=on_demand"]
 LM = ["program=trainer", "data=jsonl", "data.path=x", "model=tiny", "loop=lm", "optimizer=adamw", "cloud.project=acme"]

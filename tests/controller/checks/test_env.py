@@ -18,7 +18,7 @@ from controller.plan.worker_steps import PIN, venv_requirements
 from tests.composed import config_of as config
 from tests.controller.checks import plans
 
-COMMAND = ["cloud=local", "program=command", "program.command=[python,train.py]"]
+COMMAND = ["cloud=local", "program=command", "program.command=[python,-V]"]
 SHA = "a" * 64
 COMMIT = "c" * 40
 
@@ -52,7 +52,9 @@ def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     assert words(*right) == []
     own = ["tpu=v6e_8_ce", "tpu.runtime_version=projects/me/global/images/with-jax"]
-    assert words("program=trainer", "cloud=gcp", "env.packages=image", *own) == [], "it may have JAX"
+    assert words("program=trainer", "program.command=[]", "cloud=gcp", "env.packages=image", *own) == [], (
+        "it may have JAX"
+    )
 
 
 def test_the_value_of_a_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +83,14 @@ def test_a_word_that_no_program_can_be_given() -> None:
     [
         (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements needs"),
         (["env.requirements=r.txt"], "requirements: error env.packages: image ignores env.requirements=r.txt"),
-        (["program=trainer", "cloud=gcp", "env.packages=none"], "trainer_packages: error env.packages: program=traine"),
-        (["program=trainer", "cloud=gcp", "env.packages=image"], "trainer_packages: error env.packages: program=train"),
+        (
+            ["program=trainer", "program.command=[]", "cloud=gcp", "env.packages=none"],
+            "trainer_packages: error env.packages: program=traine",
+        ),
+        (
+            ["program=trainer", "program.command=[]", "cloud=gcp", "env.packages=image"],
+            "trainer_packages: error env.packages: program=train",
+        ),
         (["env.secrets.KEY=env"], "secret: warning env.secrets.KEY: the environment variable KEY is not set"),
         (["env.secrets.X=env:KEY"], "secret: error env.secrets.X: the environment variable KEY is not set"),
         (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: no file at /nowhere"),
@@ -114,7 +122,7 @@ def test_a_word_that_no_program_can_be_given() -> None:
         ),
         (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: every asset is on"),
         (
-            ["program=trainer", f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}"],
+            ["program=trainer", "program.command=[]", f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}"],
             "repository_unused: error code.repository: program=trainer ignores it",
         ),
         (
@@ -278,7 +286,14 @@ def test_what_stays_in_memory_is_known_without_the_compiler(state):
     ],
 )
 def test_bytes_per_weight_of_each_optimizer(state, words, of_state, of_gradients):
-    base = ["program=trainer", "data=arithmetic", "model=gemma2_2b", "loop=grpo", "optimizer=adamw"]
+    base = [
+        "program=trainer",
+        "program.command=[]",
+        "data=arithmetic",
+        "model=gemma2_2b",
+        "loop=grpo",
+        "optimizer=adamw",
+    ]
     found = config(*base, state, *words)
     assert found.model is not None
     weights = estimate_num_params(found.model)

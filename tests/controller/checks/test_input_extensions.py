@@ -71,9 +71,9 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
         ([*GRPO, "loop.environment.name=my_environment:Higher"], "extension: loop.environment.name: environment"),
         (
             [*GRPO, "loop.environment.name=my_environment:HigherLower", "loop.environment.options={bonos: 1}"],
-            "takes (bonus=Ellipsis), but is called as (bonos=…): got an unexpected keyword argument 'bonos'",
+            "takes (bonus=…), but is called as (bonos=…): got an unexpected keyword argument 'bonos'",
         ),
-        ([*GRPO, "loop.environment.name=calculator", "loop.environment.options={digit: 1}"], "takes (*, digits=Ellips"),
+        ([*GRPO, "loop.environment.name=calculator", "loop.environment.options={digit: 1}"], "takes (*, digits=…"),
         ([*GRPO, "loop.environment.name=word_game", "loop.environment.options={letters: ab}"], "takes (), but is call"),
         ([*GRPO, "data.prompt.formatter=my_prompt:no"], "data.prompt.formatter: prompt my_prompt:no:"),
         ([*LM, "loop.loss=my_losses:focal", "loop.loss_options={gama: 1}"], "unexpected keyword argument 'gama'"),
@@ -113,6 +113,21 @@ def test_requirements_must_name_the_harness(tmp_path: Path, text: str, found: in
     assert said == ["lm_eval is not in env.requirements; add it, or use env.packages=lock, which has it"] * found
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([*GRPO, r"loop.rewards={slipway.my_reward\:brief: 1.0}"], "are no packages; use my_reward:NAME"),
+        ([*GRPO, "loop.environment.name=my_reward:brief"], "takes (response, answer)"),
+        ([*GRPO, r"loop.rewards={trainer.rewards.nothing\:brief: 1.0}"], "trainer has no module rewards.nothing"),
+        ([*LM, "optimizer=custom", "optimizer.rule=optax:addamm"], "defines no addamm; it defines "),
+        ([*LM, "optimizer=custom", "optimizer.rule=optax:scale_by_adam", "optimizer.options={b3: 1}"], "takes (b1="),
+    ],
+)
+def test_a_name_is_looked_for_where_the_workers_look(overrides: list[str], said: str) -> None:
+    [found] = words(*overrides)
+    assert said in found
+
+
 def test_a_module_that_another_hides_is_found(folder: Path) -> None:
     (folder / "json.py").write_text("")
     said = words(*GRPO, r"loop.rewards={my_reward\:brief: 1.0}")
@@ -124,6 +139,7 @@ def test_a_module_that_another_hides_is_found(folder: Path) -> None:
 def test_rules_of_ones_own_are_checks(folder: Path) -> None:
     (folder / "my_bad_checks.py").write_text(
         "import sys\ndef raises(config): raise KeyError('x')\ndef text(config): return ['no']\ndef none(): ...\n"
+        "def three(config): return 3\n"
         "def ends(config): sys.exit(0)\ndef nothing(config): pass\ndef word(config): return 'no'\n"
     )
     own = ["program=command", "program.command=[python]", "cloud.project=acme", "run.name=lm"]
@@ -140,8 +156,9 @@ def test_rules_of_ones_own_are_checks(folder: Path) -> None:
     assert any("takes ()" in line for line in words(*own, "code.checks=[my_bad_checks:none]"))
     for name, said in {
         "ends": "raised SystemExit(0)",
-        "nothing": "must yield (key, message), not None",
-        "word": "must yield (key, message), not 'no'",
+        "nothing": "must yield (key, message), and returned None",
+        "word": "must yield (key, message), and returned 'no'",
+        "three": "must yield (key, message), and returned 3",
     }.items():
         found = [line for line in words(*own, f"code.checks=[my_bad_checks:{name}]") if "my_bad_checks" in line]
         assert found == [f"own_check: code.checks: my_bad_checks:{name} {said}"]
@@ -199,7 +216,7 @@ def test_verifiers_is_among_the_packages(packages: str, text: str, said: list[st
 
 LOCKED = (*GRPO, r"loop.rewards={mine\:close: 1.0}", "cloud=gcp", "cloud.project=acme", "env.packages=lock")
 EMULATED = (*GRPO, r"loop.rewards={mine\:close: 1.0}")
-CLOSE = "def close(completions, answer, **columns):\n    return [0.0 for _ in completions]\n"
+CLOSE = "def close(response, answer, **columns):\n    return float(response == answer)\n"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +227,7 @@ CLOSE = "def close(completions, answer, **columns):\n    return [0.0 for _ in co
         ("from pytest import raises\n", LOCKED, "line 1: imports pytest, and env.packages=lock does not install it;"),
         ("import helper\n", EMULATED, "helper.py, line 2: imports nosuchpkg, and this machine has"),
         ("import __main__\n", EMULATED, ""),
-        ("import yaml, jax.numpy as jnp, PIL, helper.x, os.path\nfrom . import x\n", LOCKED, ""),
+        ("import yaml, jax.numpy as jnp, PIL, helper.x, os.path\nfrom helper import x\n", LOCKED, ""),
         ("try:\n    import nosuchpkg\nexcept ImportError:\n    pass\n", EMULATED, ""),
         ("import nosuchpkg\n", (*LOCKED[:-1], "env.packages=requirements", "env.requirements=r.txt"), ""),
     ],

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from controller.checks.project import command_is_given
+from controller.checks.project import command_can_start
 from controller.config.compose import with_overrides
 from controller.core.errors import CloudError, ConfigError
 from controller.inputs.env_inputs import GitRequirement, read_requirements
-from controller.inputs.own_program import OwnProgram, program_name, quote_words, shell_line, slice_overrides
+from controller.inputs.own_program import OwnProgram, program_name, quote_words, slice_overrides
+from controller.inputs.program_words import shell_line
 from controller.resources.uploads.archives import build_wheel
 from tests.composed import config_of
 from tests.controller.inputs.wheels import git_repository, package_repository
@@ -100,7 +101,7 @@ def test_a_program_that_would_not_be_there_is_found_at_once(repository: Path) ->
     (repository / "out" / "run.sh").touch()
     (repository / "package").mkdir()
     for words, message in {
-        "python trian.py": "trian.py: there is no such file in .*; there are train.py",
+        "python trian.py": "trian.py: there is no such file in .*, which has train.py",
         "bash out/run.sh": "out/run.sh: is ignored by git",
         "python ../train.py": "is outside",
         f"python {repository}/train.py": "the workers do not have this path; name it relative to",
@@ -147,7 +148,7 @@ def test_a_line_for_a_shell_is_refused_with_what_to_write(repository: Path, word
     assert cure is None or written == shlex.split(cure)
     assert shell_line(written) is None
     config = config_of("program=command", "cloud=local", f"program.command={quote_words(words)}")
-    [issue] = command_is_given.function(config)
+    [issue] = command_can_start.function(config)
     assert issue.message.endswith(f"; use program.command={quote_words(written)}")
 
 

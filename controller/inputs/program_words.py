@@ -1,0 +1,254 @@
+"""Words of a command line: what they start on a worker, and why it could not start there.
+
+The same judgement for the words after `--` and for `program.command`.
+"""
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from controller.core.text import nearest_names
+from controller.inputs.git import run_git
+from controller.inputs.modules import OURS, is_importable
+
+INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
+VALUED_OPTIONS = ("-X", "-W")
+"""Options of an interpreter that take the next word."""
+SCRIPT_SUFFIXES = (".py", ".sh", ".bash", ".pl", ".jl")
+SHELL_OPERATORS = frozenset(["&&", "||", "|", ";", "&", ">", ">>", "<", "<<", "<<<", "2>", "2>>", "2>&1", "&>", "|&"])
+SHELL_WORDS = SHELL_OPERATORS | {
+    *(".", "alias", "case", "cd", "do", "done", "elif", "else", "eval", "exec", "export", "fi", "for", "function"),
+    *("if", "local", "popd", "pushd", "read", "set", "shift", "shopt", "source", "then", "trap", "ulimit", "umask"),
+    *("unset", "until", "wait", "while"),
+}
+"""What a shell does itself; there is no such program. Builtins that are programs too, as `test`, are not among them."""
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+WRAPPERS = frozenset(
+    ["env", "nohup", "nice", "ionice", "stdbuf", "timeout", "time", "taskset", "numactl", "setsid", "sudo"]
+)
+"""Programs that start another one, which their further words name."""
+ON_WORKERS = WRAPPERS | {
+    *("xargs", "make", "gcloud", "gsutil", "docker", "uv", "uvx", "git", "curl", "nproc", "lscpu", "free")
+}
+"""Programs that a TPU VM's image has, or Slipway puts there, whether this machine has them or not."""
+ENTER = ("sh", "-c", 'cd "$1" && shift && exec "$@"', "sh")
+"""Words that start the words behind a folder in that folder."""
+SHELL_SYNTAX = frozenset("$`*?~\n;&|<>(){}")
+PLACEHOLDER = "{"
+"""Begins what Slipway fills in."""
+JOBS = "slipway_job"
+"""The module that is shipped with the jobs of a multirun."""
+NO_PROGRAM = "there is no such program on this machine or among Slipway's packages"
+CURE = "name the packages that have it with env.requirements=FILE"
+
+
+def shell_line(argv: Sequence[str]) -> tuple[str, str] | None:
+    """Return why words are a line for a shell, and what to write after `--`; None if they start a program."""
+    first = argv[0]
+    if len(argv) == 1 and len(first.split()) > 1:
+        try:
+            words = shlex.split(first)
+        except ValueError:
+            words = []
+        plain = words and not shell_line(words) and not set(first) & set("$`*?~\n")
+        return f"{first!r} is one word, and no program's name", shlex.join(words if plain else ["bash", "-c", first])
+    line = " ".join(word if word in SHELL_WORDS or word == first else shlex.quote(word) for word in argv)
+    if len(first.split()) > 1:
+        return f"{first!r} is no program's name", shlex.join(["bash", "-c", line])
+    if ASSIGNMENT.match(first):
+        return f"{first} is no program; `env` sets variables", shlex.join(["env", *argv])
+    of_shell = [first] if first in SHELL_WORDS else [word for word in argv[:-1] if word in SHELL_OPERATORS]
+    if of_shell:  # the last word may be the `;` of find
+        return f"{of_shell[0]} is for a shell, and no shell reads these words", shlex.join(["bash", "-c", line])
+    return None
+
+
+def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
+    """Return the words that start the program itself, and the folder in which they do.
+
+    Looks behind `env`, `timeout 60` and the like, into a `bash -c` that names a program and nothing for a shell, and
+    behind what enters a folder.
+    """
+    words = list(argv)
+    if tuple(words[: len(ENTER)]) == ENTER and len(words) > len(ENTER) + 1:
+        return started(words[len(ENTER) + 1 :], folder / words[len(ENTER)])
+    if Path(words[0]).name in WRAPPERS and not any(word.startswith(("-C", "--chdir", "-S")) for word in words):
+        inner = (i for i, word in enumerate(words) if i and (_is_interpreter(word) or _is_script(word)))
+        if (at := next(inner, None)) is not None:
+            return started(words[at:], folder)
+    line = words[2] if len(words) == 3 and words[1] == "-c" and not words[0].startswith("python") else ""
+    if _is_interpreter(words[0]) and line and not set(line) & SHELL_SYNTAX:
+        try:
+            inside = shlex.split(line)
+        except ValueError:
+            inside = []
+        if inside and shell_line(inside) is None and (_is_interpreter(inside[0]) or _is_script(inside[0])):
+            return started(inside, folder)
+    return words, folder
+
+
+def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool) -> str:
+    """Return why a worker could not start the words, which are for no shell, or would not have what they name.
+
+    Empty if it could, as far as this machine can tell.
+
+    Args:
+        argv: the words.
+        folder: where they start.
+        root: the code that is shipped, with `folder` in it.
+        bare: whether nothing but Slipway's packages and what the repository has is installed.
+    """
+    if not argv[0].strip():
+        return "the program's name is empty; name one, such as python train.py"
+    words, folder = started(argv, folder)
+    script = script_of(words)
+    if script is None:
+        return _absence(words, folder) if bare else ""
+    if PLACEHOLDER in script:
+        return ""
+    path = folder / script
+    if Path(script).is_absolute():
+        if path.resolve().is_relative_to(root):
+            return f"{script}: the workers do not have this path; name it relative to {folder}"
+        return ""  # such as /usr/bin/env, which a worker has
+    if not path.resolve().is_relative_to(root):
+        return f"{script}: is outside {root}, which is what the workers get"
+    if not path.is_file() and not (path / "__main__.py").is_file():
+        siblings = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set[str]()
+        near = nearest_names(path.name, {name for name in siblings if name.endswith(SCRIPT_SUFFIXES)})
+        return f"{script}: there is no such file in {folder}, which has {near or 'no programs'}"
+    if run_git(["check-ignore", "--quiet", script], folder).returncode == 0:
+        return f"{script}: is ignored by git, so the workers would not get it; see .gitignore"
+    return _start_problem(words, path)
+
+
+def _start_problem(words: Sequence[str], path: Path) -> str:
+    """Return why a file cannot be started so; empty if it can."""
+    first, script = Path(words[0]).name, script_of(words) or ""
+    if _is_interpreter(words[0]):
+        other = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(path.suffix)
+        if other is None or (other == "python") == first.startswith("python"):
+            return ""
+        return f"{script}: is not for {first}; use: {shlex.join([other, script])}"
+    if path.is_dir():
+        return f"{script}: is a folder, which only python starts; use: python {shlex.quote(script)}"
+    by = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(path.suffix)
+    cure = f"use: {shlex.join([by, *words])}" if by else f"run chmod +x {shlex.quote(script)}"
+    with path.open("rb") as stream:
+        head = stream.readline(256)
+    if not path.stat().st_mode & 0o100:
+        return f"{script}: cannot be executed, for it has no x bit; {cure}"
+    if head.startswith(b"#!") and head.endswith(b"\r\n"):
+        return f"{script}: its first line ends as on Windows, so its interpreter is not found; save it with LF"
+    if not head.startswith((b"#!", b"\x7fELF")):
+        cure = cure if by else "begin it with one, such as #!/bin/bash"
+        return f"{script}: cannot be executed: it is no program for Linux and has no #! line; {cure}"
+    return ""
+
+
+def _absence(words: Sequence[str], folder: Path) -> str:
+    """Return that the folder and this machine lack the program or module, so that nothing installs it; else empty."""
+    first = words[0]
+    if not _is_interpreter(first):
+        beside = Path(sys.executable).parent / first
+        if "/" in first or first in ON_WORKERS or beside.exists() or shutil.which(first):
+            return ""
+        if (folder / first).is_file():
+            by = "python" if first.endswith(".py") else "bash"
+            written = [by, *words] if first.endswith(SCRIPT_SUFFIXES[:3]) else [f"./{first}", *words[1:]]
+            return f"{first}: is a file here, and no program on the workers' PATH; use: {shlex.join(written)}"
+        return f"{first}: {NO_PROGRAM}; {CURE}, or its path on the workers, such as /usr/bin/{first}"
+    module = word_after(words, "-m")
+    if module is None or not re.fullmatch(r"\w+(\.\w+)*", module):
+        return ""
+    top = module.partition(".")[0]
+    if top in OURS or top == JOBS:
+        return ""
+    if not (folder / top).is_dir():
+        if not (folder / f"{top}.py").is_file() and not is_importable(top):
+            return f"-m {module}: {folder} has no {top}, nor have Slipway's packages; {CURE}"
+        return ""
+    file = _module_file(module, folder)
+    return "" if file.is_file() else f"-m {module}: there is no {file.relative_to(folder)} in {folder}"
+
+
+def _module_file(module: str, folder: Path) -> Path:
+    target = folder.joinpath(*module.split("."))
+    return target / "__main__.py" if target.is_dir() else target.with_suffix(".py")
+
+
+def program_file(argv: Sequence[str], folder: Path) -> Path | None:
+    """Return the file of the folder that the words start with an interpreter; None if there is none."""
+    words, folder = started(argv, folder)
+    if not _is_interpreter(words[0]):
+        return None
+    script, module = script_of(words), word_after(words, "-m")
+    if script is None and (module is None or not re.fullmatch(r"\w+(\.\w+)*", module)):
+        return None
+    file = folder / script if script is not None else _module_file(module or "", folder)
+    file = file / "__main__.py" if file.is_dir() else file
+    return file if file.is_file() and PLACEHOLDER not in str(script) else None
+
+
+def modules_beside(file: Path) -> dict[str, Path]:
+    """Return the modules that a program finds beside itself, by their path; of a folder without `__init__.py`, `NAME/`.
+
+    As much as `absent_imports` has to know.
+    """
+    found = {f"{path.name}/": path for path in file.parent.iterdir() if path.is_dir()}
+    found |= {path.name: path for path in file.parent.glob("*.py")}
+    return found | {f"{path.parent.name}/{path.name}": path for path in file.parent.glob("*/__init__.py")}
+
+
+def syntax_problem(argv: Sequence[str], file: Path) -> str:
+    """Return where a program is none of its language; empty if this machine finds no fault."""
+    interpreter = next(Path(word).name for word in reversed(argv) if _is_interpreter(word))
+    if interpreter.startswith("python"):
+        if file.suffix != ".py":
+            return ""  # it may be a zip archive, or compiled
+        try:
+            ast.parse(file.read_bytes())
+        except SyntaxError as error:
+            return f"{file.name}, line {error.lineno}: {error.msg}"
+        except (ValueError, RecursionError, MemoryError) as error:  # such as a null byte; nested too deeply
+            return f"{file.name} is no Python: {error}"
+        return ""
+    if shutil.which(interpreter) is None:
+        return ""
+    done = subprocess.run([interpreter, "-n", str(file)], capture_output=True, check=False, text=True, errors="replace")
+    said = done.stderr.strip().splitlines()
+    return said[0].replace(str(file), file.name) if done.returncode and said else ""
+
+
+def script_of(argv: Sequence[str]) -> str | None:
+    """Return the file that the words start; None if they start a module, a text or a program of the worker."""
+    if not _is_interpreter(argv[0]):
+        return argv[0] if "/" in argv[0] else None
+    words = iter(argv[1:])
+    for word in words:
+        if word in ("-m", "-c", "-"):
+            return None
+        if word in VALUED_OPTIONS:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def word_after(argv: Sequence[str], option: str) -> str | None:
+    """Return the word after an interpreter's option."""
+    at = list(argv).index(option) if option in argv else len(argv)
+    return next(iter(argv[at + 1 :]), None) if script_of(argv) is None else None
+
+
+def _is_interpreter(word: str) -> bool:
+    return INTERPRETERS.match(Path(word).name) is not None
+
+
+def _is_script(word: str) -> bool:
+    return "/" in word and word.endswith(SCRIPT_SUFFIXES)

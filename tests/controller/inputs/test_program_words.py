@@ -1,0 +1,109 @@
+"""What words start on a worker, and why it could not, as the words after `--` and as program.command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller.checks.project import command_can_start
+from controller.core.errors import ConfigError
+from controller.inputs.own_program import OwnProgram, quote_words
+from tests.composed import config_of
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+OF_CONTENT = (", line ", "null", ".sh: line ", "imports ")
+"""Said once the config is composed: it names the workers' Python and packages."""
+PROGRAMS = {
+    "plain.py": "import jax\n",
+    "bad.py": "def f(:\n",
+    "null.py": "\0",
+    "lacks.py": "import beside\nfrom nosuchpkg import x\n",
+    "beside.py": "",
+    "bad.sh": "if true; then\n",
+    "windows.sh": "#!/bin/bash\r\nls\r\n",
+    "bare.sh": "ls\n",
+    "lab/__main__.py": "x = = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ehco", "hi"], "error ehco: there is no such program on this machine"),
+        (["python", "trian.py"], "error trian.py: there is no such file in "),
+        (["env", "LR=1", "python3", "trian.py"], "error trian.py: there is no such file in "),
+        (["timeout", "60", "./trian.py"], "error ./trian.py: there is no such file in "),
+        (["bash", "-c", "python trian.py --out a"], "error trian.py: there is no such file in "),
+        (["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", "lab", "python", "a.py"], "error a.py: there is no"),
+        ([""], "error the program's name is empty"),
+        (["python", "-m", "nosuch.train"], "error -m nosuch.train: "),
+        (
+            ["plain.py", "--x"],
+            "error plain.py: is a file here, and no program on the workers' PATH; use: python plain.py",
+        ),
+        (["./plain.py"], "error ./plain.py: cannot be executed, for it has no x bit; use: python ./plain.py"),
+        (["./windows.sh"], "error ./windows.sh: its first line ends as on Windows"),
+        (
+            ["./bare.sh"],
+            "error ./bare.sh: cannot be executed: it is no program for Linux and has no #! line; use: bash",
+        ),
+        (["bash", "plain.py"], "error plain.py: is not for bash; use: python plain.py"),
+        (["python", "bare.sh"], "error bare.sh: is not for python; use: bash bare.sh"),
+        (["./lab"], "error ./lab: is a folder, which only python starts; use: python ./lab"),
+        (["python", "bad.py"], "error bad.py, line 1: "),
+        (["python", "-u", "null.py"], "error null.py"),
+        (["python", "lab"], "error __main__.py, line 1: "),
+        (["python", "-m", "lab"], "error __main__.py, line 1: "),
+        (["bash", "bad.sh"], "error bad.sh: line "),
+        (["python", "lacks.py"], "line 2: imports nosuchpkg, and this machine, whose packages the workers have, has"),
+        (["python", "plain.py"], None),
+        (["bash", "bare.sh"], None),
+        (["bash", "-c", "python $FILE"], None),
+        (["python", "{assets.models.x}/run.py"], None),
+    ],
+)
+def test_a_command_of_the_config_is_judged_as_words_after_two_dashes_are(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str | None
+) -> None:
+    (repository / "lab").mkdir()
+    for name, text in PROGRAMS.items():
+        (repository / name).write_bytes(text.encode())
+    for name in ("windows.sh", "bare.sh"):
+        (repository / name).chmod(0o755)
+    monkeypatch.chdir(repository)
+    wanted = ["program=command", "cloud=local", f'env.python="{sys.version_info[0]}.{sys.version_info[1]}"']
+    config = config_of(*wanted, f"program.command={quote_words(words)}")
+    issues = [f"{i.severity or 'error'} {i.message}" for i in command_can_start.function(config)]
+    assert len(issues) == (said is not None)
+    assert said is None or said in issues[0]
+    if said is not None and not any(part in said for part in OF_CONTENT):
+        with pytest.raises(ConfigError) as refused:
+            OwnProgram(tuple(words), repository, on_this_machine=True).overrides([])
+        assert f"error {refused.value}" == issues[0]
+
+
+def test_what_other_words_may_make_or_use_is_less_certain(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+
+    def said(*words: str) -> list[str]:
+        issues = command_can_start.function(config_of("cloud=local", *words))
+        return [f"{i.severity or 'error'} {i.key or 'program.command'}: {i.message}" for i in issues]
+
+    own = ["program=command", "program.command=[python,made.py]"]
+    assert said(*own, "program.setup=[[make]]")[0].startswith("warning program.command: made.py: there is no such file")
+    assert said(*own[:1], "program.command=[ehco]", "program.setup=[[make]]") == []
+    [absent, line] = said(*own[:1], "program.command=[ls]", "program.setup=[[bash,no.sh],['cd a && make']]")
+    assert absent.startswith("error program.setup: no.sh: there is no such file")
+    assert line.endswith('use program.setup=[[bash,-c,"cd a && make"]]')
+    (repository / "no.sh").touch()
+    assert said(*own[:1], "program.command=[ehco]", "env.packages=none") == []
+    beside = said("+experiment=quickstart", "program.command=[python,made.py]")
+    assert beside == ["warning program.command: program=trainer does not run it; add program=command, or leave it out"]

@@ -1,0 +1,105 @@
+"""What a module defines, judged by the protocol of what the config takes it for."""
+
+from pathlib import Path
+
+import pytest
+
+from controller.inputs.definitions import DefinitionError, find_definition
+from controller.inputs.protocols import misfit, reward_caution
+
+GOOD_GAME = (
+    "def reset(self, row): return ''\n def step(self, response): return '', True\n def reward(self): return 1.0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        ("async def f(response, answer): return 1.0", "reward", "is async, and nobody awaits it"),
+        ("def f(response, answer): yield 1.0", "reward", "yields; it must return a number"),
+        ("f = 3", "reward", "is 3, which cannot be called"),
+        ("f = lambda response: 1.0", "reward", "takes (response), but is called as (response, answer)"),
+        ("class f: pass", "reward", "is a class; it must be a function"),
+        (
+            "def f(response, answer) -> str: return g(answer)",
+            "reward",
+            "says that it returns str; it must return a num",
+        ),
+        ("def f(response, answer) -> 'list[float]': return g(answer)", "reward", "says that it returns 'list[float]'"),
+        (
+            "def f(response, answer): return [1.0 for _ in response]",
+            "reward",
+            "returns a list in line 1; it must return",
+        ),
+        ("def f(response, answer):\n if response: return 1.0\n return None", "reward", "returns nothing in line 3"),
+        ("def f(response, answer): print(response)", "reward", "returns nothing; it must return a number"),
+        ("import math as f", "reward", "is a module, which cannot be called"),
+        (
+            "from .helpers import f",
+            "reward",
+            "line 1: `from .helpers import …` needs a package around m, which has none",
+        ),
+        ("from helpers import f", "reward", ""),
+        ("from helpers import g as f", "reward", "line 1: helpers defines no g"),
+        ("from helpers import h as f", "reward", "takes (a), but is called as (response, answer)"),
+        ("from helpers import *", "reward", ""),
+        ("from helpers import *\ng = f", "reward", ""),
+        ("from helpers import *\ng = f\ndel f", "reward", ""),
+        (
+            "def f(prompts, completions, **kw): return g()",
+            "reward",
+            "is called with (response, answer)",
+        ),
+        ("def f(completions, answer): return g()", "reward", "not with TRL's lists"),
+        ("def f(solution, text): return g()", "reward", "in this order, and calls them (solution, text)"),
+        ("def f(response, answer): raise NotImplementedError", "reward", ""),
+        ("f = functools.partial(g)", "reward", ""),
+        ("@cached\ndef f(response, answer): yield", "reward", ""),
+        ("def f(response, answer):\n def inner(): yield 1\n return sum(inner())", "reward", ""),
+        ("class f: pass", "environment", "has no reset, step, reward"),
+        (f"class f:\n {GOOD_GAME}", "environment", ""),
+        (f"class B:\n {GOOD_GAME}class f(B): pass", "environment", ""),
+        ("import gym\nclass f(gym.Env): pass", "environment", ""),
+        (
+            "class f:\n def step(self, response): return '', True\n def reward(self): return 1.0",
+            "environment",
+            "no reset",
+        ),
+        (
+            f"class f:\n {GOOD_GAME.replace('(self, row)', '(self)')}",
+            "environment",
+            "has reset(), which is called as (row)",
+        ),
+        (
+            f"class f:\n {GOOD_GAME.replace(chr(39) * 2 + ', True', '1')}",
+            "environment",
+            "has step, which returns a int",
+        ),
+        (f"class f:\n {GOOD_GAME.replace('return 1.0', 'pass')}", "environment", "has reward, which returns nothing"),
+        (f"class f:\n {GOOD_GAME.replace('def step', 'async def step')}", "environment", "has step, which is async"),
+        ("def f(question): return 3", "prompt", "returns a int in line 1; it must return a text"),
+        ("def f(**options): pass", "optimizer rule", "returns nothing; it must return a value"),
+        ("class f:\n def weights(self, cfg): return {}", "model family", "has no forward"),
+        ("def f(cfg): return cfg", "model family", "is a function; it must be a class without arguments"),
+        (
+            "class f:\n def __init__(self, n): pass\n def weights(self, c): return {}\n forward = weights",
+            "model family",
+            "takes (n)",
+        ),
+        ("def f(path): yield 'a'", "documents", "yields; it must return a sequence"),
+        ("class f:\n def __init__(self, path): ...\n __getitem__ = __len__ = len", "documents", ""),
+        ("def f(path): yield {}", "questions", ""),
+    ],
+)
+def test_what_is_named_fits_the_protocol_of_its_kind(tmp_path: Path, code: str, kind: str, said: str) -> None:
+    (tmp_path / "helpers.py").write_text("def f(response, answer): return 1.0\ndef h(a): return 1.0\n")
+    (tmp_path / "m.py").write_text(f"{code}\n")
+    files = {path.name: path for path in tmp_path.iterdir()}
+    try:
+        found = find_definition("m:f", files, installed=True)
+        problem = misfit(found, kind, ()) if found is not None else ""
+        problem = problem or (reward_caution(found) if found is not None and kind == "reward" else "")
+    except DefinitionError as error:
+        problem = str(error)
+    assert (problem != "") == (said != ""), problem
+    assert said in problem
