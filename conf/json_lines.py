@@ -28,13 +28,27 @@ def parse_json(raw: bytes) -> Any:
     except LineError:
         raise
     except json.JSONDecodeError as error:
-        raise LineError(f"is not JSON: {error.msg}, at character {error.pos} of the line") from None
+        said = f"is not JSON: {error.msg}, at character {error.pos} of the line"
+        raise LineError(f"{said}; {hint}" if (hint := _form(raw.strip())) else said) from None
     except RecursionError:
         raise LineError("is JSON that is nested too deeply") from None
     except UnicodeDecodeError:
         raise
     except ValueError:  # Python converts no more than 4300 digits
         raise LineError("has a number with too many digits") from None
+
+
+def _form(raw: bytes) -> str:
+    """Return what a line that is no JSON begins instead; "" if nothing is known."""
+    if raw.startswith(b"["):
+        return "the file is one JSON list: write one object a line, without [ and ] and commas between them"
+    if raw.startswith(b"{") and not raw.endswith(b"}"):
+        return "write each object in one line"
+    if raw.startswith(b"{'"):
+        return "JSON has double quotes"
+    if b"," in raw and not raw.startswith((b"{", b'"')):
+        return "it looks like CSV: write one JSON object a line"
+    return ""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

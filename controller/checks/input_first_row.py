@@ -53,8 +53,22 @@ def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
             yield Issue(f"{value}: compressed data are not read; unpack them", f"data.{name}", "warning")
         packed = [issue for file in islice(found, MAX_FILES) if (issue := _packed_issue(file, data, name))]
         yield from packed[:1]
+        if found and not packed and len(found) <= MAX_FILES and not any(map(_has_content, found)):
+            yield Issue(
+                f"{value} has no rows" if not isinstance(data, TextData) else f"{value} is empty", f"data.{name}"
+            )
+            continue
         if found and not packed and not isinstance(data, TextData):
-            yield from _row_issues(config, data, name, found[0])
+            yield from _row_issues(config, data, name, next(filter(_has_content, found)))
+
+
+def _has_content(file: Path) -> bool:
+    """Return whether a file has more than blank lines; True if it cannot be read, which `_packed_issue` reports."""
+    try:
+        with file.open("rb") as stream:
+            return any(chunk.strip() for chunk in iter(lambda: stream.read(MAX_LINE_BYTES), b""))
+    except OSError:
+        return True
 
 
 def _packed_issue(file: Path, data: Tabular | TextData, name: str) -> Issue | None:
@@ -281,12 +295,13 @@ def _parquet_row(file: Path, columns: Iterable[str]) -> dict[str, _ParquetType] 
             row = {field.name: _parquet_type(field.type) for field in opened.schema_arrow}
             read = [name for name in columns if name in row and not row[name].problem]
             first = [batch.to_pylist()[0] for batch in islice(opened.iter_batches(1, columns=read), 1) if read]
-            if not opened.metadata.num_rows:
-                return None
+            rows = opened.metadata.num_rows
     except UnicodeDecodeError:
         raise _UnreadableError("row 1 is not UTF-8") from None
     except (pa.ArrowException, OSError, ValueError):
         raise _UnreadableError("is not a Parquet file") from None
+    if not rows:
+        raise _UnreadableError("has no rows")
     return row | {name: row[name]._replace(value=value) for values in first for name, value in values.items()}
 
 

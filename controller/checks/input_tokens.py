@@ -145,13 +145,20 @@ class Tokenizer(NamedTuple):
     added: tuple[str, ...]
 
 
-@check("tokenizer", "error", "model.vocab_size", "data.bos", "data.eos")
+@check("tokenizer", "error", "model.vocab_size", "data.bos", "data.eos", "data.tokenizer")
 def tokens_are_known(config: Config) -> Iterator[Issue]:
-    """Token IDs without a row in the model, or a special token that the tokenizer lacks, end a billed run."""
+    """Token IDs without a row in the model, a special token that the tokenizer lacks, or a file that is no tokenizer,
+    end a billed run.
+    """
     data, size = config.data, getattr(config.model, "vocab_size", None)
     if config.program.kind != "trainer" or not isinstance(data, QuestionData | Corpus) or size is None:
         return
-    if (found := _tokenizer(config, data)) is None:
+    try:
+        found = _tokenizer(config, data)
+    except _NoTokenizerError as error:
+        yield Issue(f"{error}; name a tokenizer.json of Hugging Face's library", "data.tokenizer")
+        return
+    if found is None:
         return
     if found.ids > size:
         named = f"data.tokenizer={data.tokenizer}"
@@ -181,9 +188,23 @@ def _tokenizer(config: Config, data: QuestionData | Corpus) -> Tokenizer | None:
             return None
         if text is not None:
             return Tokenizer(len(set().union(*(file.read_text("utf-8-sig") for file in files))), ())
-        return _parse(json.loads(files[0].read_bytes()))
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):
-        return None
+        raw = files[0].read_bytes()
+    except (OSError, UnicodeDecodeError):
+        return None  # `first_row` or the trainer reports it
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _NoTokenizerError(f"{files[0]} is not JSON: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
+        raise _NoTokenizerError(f"{files[0]} has no model, as a tokenizer.json has")
+    try:
+        return _parse(document)
+    except (AttributeError, KeyError, TypeError, IndexError):
+        return None  # of a version that this one does not know
+
+
+class _NoTokenizerError(ValueError):
+    """A file is no tokenizer; the message names it."""
 
 
 def _parse(document: dict[str, Any]) -> Tokenizer:

@@ -17,8 +17,10 @@ from conf.schema.training.data import (
 from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
+from controller.checks.input_files import FOLDERS, sources
 from controller.core.finding import Issue, check
 from controller.core.text import plural
+from controller.inputs.addresses import What, address_problem, how_to_ship
 from controller.plan.samplers import sampler_configs
 
 MAX_NAME = 63
@@ -104,35 +106,29 @@ def streams_share_rows(config: Config) -> Iterator[Issue]:
         yield Issue(f"{message}; use a divisor of {loop.rows}")
 
 
-@check("data_path", "warning", "data.NAME", "model.weights")
+@check("data_path", "error", "data.NAME", *FOLDERS, also="warning")
 def data_are_reachable(config: Config) -> Iterator[Issue]:
     """The program reads data and weights on the workers, which get this machine's files only as assets."""
-    if config.program.kind != "trainer" or config.data is None:
+    if config.data is None:
         return
     called = isinstance(config.data, CustomDocuments | CustomQuestions)  # the function knows what its path means
-    for name in ("tokenizer",) if called else ("path", "validation_path", "eval_path", "tokenizer"):
-        value = getattr(config.data, name, None) or ""
-        if value not in ("bytes", "characters") and _is_only_here(config, value):
-            yield Issue(_asset_advice(value, "datasets", f"data.{name}"), f"data.{name}")
-    weights = (config.model.weights if config.model is not None else None) or ""
-    if _is_only_here(config, weights):
-        yield Issue(_asset_advice(weights, "models", "model.weights"), "model.weights")
+    for key, value in sources(config):
+        what: What = "weights" if key in FOLDERS else "tokenizer" if key == "data.tokenizer" else "data"
+        if called and what == "data":
+            continue
+        if value.startswith("run:") and what == "weights":
+            continue  # a checkpoint
+        if problem := address_problem(value, key, what, config.data.kind):
+            yield Issue(problem.message, key, None if problem.certain else "warning")
+        elif _is_only_here(config, value):
+            yield Issue(how_to_ship(value, key, what), key, "warning")
 
 
 def _is_only_here(config: Config, value: str) -> bool:
     """Return whether a value is a path that the workers lack: a relative one, or with Google's VMs an absolute one."""
-    if not value or re.match(r"\w+:", value):  # gs://…, assets://…, run:ID
+    if re.match(r"\w+:", value):  # gs://…, assets://…
         return False
     return not value.startswith("/") or (config.cloud.kind == "gcp" and not config.program.setup)
-
-
-def _asset_advice(value: str, group: str, key: str) -> str:
-    """Return how to get a file or folder of weights to the workers."""
-    if group == "models":
-        asset = f"assets.models.mine.path={value} {key}=assets://mine"
-    else:
-        asset = f"assets.datasets.mine.path={value} {key}=assets://mine/{value.rpartition('/')[2]}"
-    return f"{value} does not exist on the workers; make it an asset: {asset}"
 
 
 @check("schedule", "warning", "optimizer.schedule.horizon_steps", "optimizer.schedule.points")

@@ -4,6 +4,7 @@ Only git decides what is ignored. A folder outside any repository is asked about
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawse
 MAX_POINTER_BYTES = 1024
 """A pointer of Git LFS is smaller: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md."""
 EXCLUDED, STATE, IGNORED = "code.exclude", "run.state_dir", "ignored by git"
+OF_SYSTEM = re.compile(r"/(bin|boot|dev|etc|home|lib|lib64|proc|run|sbin|sys|usr|var)?")
+"""Folders of the system, which are nobody's code."""
 DELETED, SPARSE = "deleted here, tracked by git", "outside the sparse checkout"
 EXPECTED = frozenset({EXCLUDED, STATE, IGNORED, DELETED, SPARSE})
 """Reasons that nobody needs to be told: the user has chosen them, and the program lacks the files here too."""
@@ -62,6 +65,10 @@ def list_code(
     import pathspec
 
     root = root.resolve()
+    if OF_SYSTEM.fullmatch(str(root)) or root in Path.home().resolve().parents:
+        raise ConfigError(
+            f"code: {root} is no project, and all of it would be shipped; change into your project's folder"
+        )
     found = CodeFiles(root)
     listing = _Listing(found, pathspec.GitIgnoreSpec.from_lines(exclude), tracked_only, not_in and not_in.resolve())
     names = list(dict.fromkeys(listing.names("")))

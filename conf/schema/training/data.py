@@ -22,7 +22,11 @@ ESCAPED = re.compile(r"[\0-\x08\v\f\x0e-\x1f\x7f\x85\u2028\u2029]|\r(?!\n)|\t(?=
 def template_columns(template: str, key: str = "") -> list[str]:
     """Return the column names in a template, in order. Raises ValueError for an invalid `{…}`, which names the key."""
     names, where = list[str](), f"{key}: " if key else ""
-    for _, name, form, conversion in Formatter().parse(template):
+    try:
+        parts = [*Formatter().parse(template)]
+    except ValueError as error:  # a brace without the other
+        raise ValueError(f"{where}{error}; write {{{{ or }}}} for a literal brace") from None
+    for _, name, form, conversion in parts:
         if name is None:
             continue
         if not name or form or conversion or set(name) & set(".[]"):

@@ -99,6 +99,8 @@ REWARDS = ("answer_match", "answer_match_lenient", "boxed", "boxed_lenient", "bo
 
 def _known_reward(name: str) -> str:
     if name not in REWARDS and not re.fullmatch(PATTERN, name):
+        if ":" in name:
+            raise ValueError(f"{name!r} is no module:function: names of Python have letters, digits and _ only")
         raise ValueError(f"unknown reward {name!r}; choices: {', '.join(REWARDS)}, module:function")
     return name
 

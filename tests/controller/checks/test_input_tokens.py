@@ -258,7 +258,9 @@ OWN_BOS = """data.bos='<|bos|>'"""
         (BPE, [*WORDS, OWN_BOS, "data.eos='<|bos|>'", "model.vocab_size=2"], ["which has 3 IDs; set 3"]),
         (UNIGRAM, [*WORDS, OWN_BOS, "model.vocab_size=2"], ["3 IDs", "no special token <eos>; it has <|bos|>"]),
         (PICTURES, [*WORDS, "data.bos=null", "data.eos='<image>'", "model.vocab_size=3"], []),
-        ({"model": 1}, WORDS, []),  # the trainer's to refuse
+        ({"model": 1}, WORDS, ["data.tokenizer: "]),
+        ({"vocab": {}}, WORDS, ["tokenizer.json has no model, as a tokenizer.json has"]),
+        ([], WORDS, ["name a tokenizer.json of Hugging Face's library"]),
     ],
 )
 def test_ids_have_rows_and_the_tokens_that_the_data_name_exist(

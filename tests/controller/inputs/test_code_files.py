@@ -56,6 +56,12 @@ def test_without_git_what_may_be_ignored_is_refused(tmp_path: Path, monkeypatch:
         (tmp_path / name).unlink()
 
 
+@pytest.mark.parametrize("folder", ["/", "/etc", "/usr/../var", str(Path.home().parent)])
+def test_the_system_is_no_project(folder: str) -> None:
+    with pytest.raises(ConfigError, match="is no project, and all of it would be shipped"):
+        list_code(Path(folder), ())
+
+
 @pytest.mark.parametrize("place", ["", "sub/"])
 @pytest.mark.parametrize(
     ("encoding", "is_read"), [("utf-8", True), ("utf-8-sig", True), ("utf-16", False), ("utf-16-be", False)]

@@ -44,12 +44,12 @@ BASES: dict[str, list[str]] = {
              "loop.rollout_correction.rollout_rs=token_k1", "loop.rollout_correction.rollout_rs_threshold=0.5_2.0"],
     "teacher": ["cloud=local", "loop=distillation", "model=tiny", "optimizer=adamw", "data=arithmetic",
                 "model@loop.teacher=tiny", "loop.teacher.weights=gs://b/w", "loop.teacher.implementation=own:Family"],
-    "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a",
-              "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]", "data.eos=['<eos>']",
+    "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a/f",
+              "data.eval_path=gs://b/f", "data.prompt.shots=[{question: a, answer: b}]", "data.eos=['<eos>']",
               "loop.sampler.stop=[a]"],
-    "lm": ["cloud=local", "env.packages=lock", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
+    "lm": ["cloud=local", "env.packages=lock", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a/f",
            "checkpoint.best={metric: eval_loss, mode: min}", "logging.wandb={project: a, entity: b, mode: offline}"],
-    "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a",
+    "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a/f",
               "data.text_column=null", "data.template={prompt: '{q}', answer: '{a}', remove: x}", "data.eos='<eos>'"],
     "command": ["cloud=gcp", "cloud.project=acme", *COMMAND, "env.packages=none",
                 "cloud.trc={zones: [us-central1-a, us-central1-b], free_until: 2026-12-31}",
@@ -81,14 +81,20 @@ BASES: dict[str, list[str]] = {
 """Configs that are right, and hold together every string that a config can hold."""
 
 OWN_MODULE = """
-def questions(path, **options): yield {}
+def questions(path, **options): return [{}]
 def evaluation(answers, **options): return {}
 def loop(experiment, mesh, log, **options): return None
 def loss(logprobs, old_logprobs, advantages, mask, **options): return 0
-def rule(**options): return None
-def environment(**options): return None
+def rule(**options): return optax.identity()
 def check(config): yield from ()
-class Family: pass
+class environment:
+    def __init__(self, **options): pass
+    def reset(self, row): return ""
+    def step(self, response): return "", True
+    def reward(self): return 1.0
+class Family:
+    def weights(self, cfg): return {}
+    def forward(self, params, cfg, tokens, positions, segments): return tokens
 class Step:
     def __init__(self, config): self.name, self.wanted = "step", {}
     def read(self, google, project): return {"managed": True}

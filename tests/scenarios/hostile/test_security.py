@@ -33,7 +33,7 @@ PACKAGES = ("conf", "controller", "hydra_plugins", "trainer")
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash", "cmd"}
 SPEAK_SHELL = {
     "controller/here.py": "what a worker's shell gets over SSH",
-    "controller/inputs/own_program.py": "a constant with the folder and the program as its arguments",
+    "controller/inputs/program_words.py": "a constant with the folder and the program as its arguments",
     "controller/agent/commands/observe.py": "as root, a constant with the path as $0",
     "controller/ssh/worker_connection.py": "the ProxyCommand of the user's own ~/.ssh/config, as ssh does",
     "trainer/evaluation/programs.py": "a constant with the limits and the command as its arguments",

@@ -38,6 +38,8 @@ def made(key: str, written: str) -> BaseModel:
         ("prompt.system", r'"Answer in \boxed{}"', r"control character of \b"),
         ("prompt.between", r'"\e"', r"control character of \e"),
         ("prompt.shots", r'[{question: "1?", answer: "\alpha"}]', r"control character of \a, before 'lpha'"),
+        ("question_template", '"{question"', "question_template: expected '}' before end of string; write {{ or }}"),
+        ("template.prompt", '"a } {question}"', "write {{ or }} for a literal brace"),
         ("question_template", r"\textbf{question}", r"write \textbf{{{question}}}"),
         ("question_template", r'"\Nabla {question}"', r"control character of \N"),
         ("answer_mark", r'"\boxed"', r"control character of \b"),

@@ -45,6 +45,8 @@ def test_get_skips_what_tools_obey_and_writes_the_rest(
 ) -> None:
     del bucket
     folder = home.parent / "got"
+    assert main.run(["get", RUN, "--to", __file__]) == 2
+    assert capsys.readouterr().err.endswith(f"--to {__file__} is a file; name a folder\n")
     assert main.run(["get", RUN, "--to", str(folder)]) == 1
     said = capsys.readouterr()
     assert files_below(folder) == set(GOOD)
