@@ -7,6 +7,7 @@
 large and binary files are in LFS: `resolve` redirects to a signed address on another host, which refuses a token.
 """
 
+import argparse
 import hashlib
 import json
 import re
@@ -331,8 +332,12 @@ class HubHandler(BaseHTTPRequestHandler):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a folder until standard input ends, as it does when the process that started this one has gone."""
-    [folder] = sys.argv[1:] if arguments is None else arguments
-    with HubServer(HubState(Path(folder), tokens=None)) as server:
+    parser = argparse.ArgumentParser("python -m controller.localcloud.hub", description="An emulated Hugging Face Hub.")
+    parser.add_argument("folder", type=Path, help="folder with models/OWNER/NAME and datasets/OWNER/NAME")
+    folder: Path = parser.parse_args(arguments).folder
+    if not folder.is_dir():
+        parser.error(f"{folder} is no folder")
+    with HubServer(HubState(folder, tokens=None)) as server:
         print(server.endpoint, flush=True)
         sys.stdin.read()
     return 0

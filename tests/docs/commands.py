@@ -1,67 +1,50 @@
-"""The commands that pages and help print, in their order, and what proves those that no session of a reader runs."""
+"""The commands that pages and help print, in their order, and what proves those that no reader types."""
 
 import contextlib
 import io
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from controller.cli import main
-from controller.cli.flags import VERBS
+from controller.cli.flags import FLAGSHIP, QUICKSTART, VERBS
 from controller.core.errors import ConfigError
+from tests.groups import load_yaml
 from tests.paths import ROOT
 
-PAGES = ("README.md", "docs/tutorial.md", "docs/first-run.md", "docs/your-program.md")
-PROGRAMS = ("slipway", "python", "python3", "pip", "uv", "gcloud", "gsutil", "git", "cd", "curl", "docker", ".ci/run")
-"""First words of the lines of a block that are commands; the others are output or a listing."""
-INLINE = ("slipway ", "python -m ", "gcloud ")
-"""How a command within a sentence begins."""
+HELP = "--help"
+"""The page that `slipway --help`, and the examples of each `slipway VERB --help`, are together."""
+OUR_PAGES = ("README.md", "CONTRIBUTING.md", "SKILL.md", "CHANGELOG.md")
+PAGES = (HELP, *OUR_PAGES, *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")))
+PROGRAMS = (
+    *("slipway", "python", "python3", "pip", "uv", "cd", "export", "eval", "git", "gcloud", "gsutil", "curl", "docker"),
+    *("ssh", "hf", "wandb", "tensorboard", "sky", "ruff", "basedpyright", "lint-imports", ".ci/run"),
+)
+"""First words of what is a command within a sentence; in a block every line is one."""
+SHELL = ("", "sh", "bash", "console")
+"""Languages of blocks of commands; a block of what a program prints is `text`, or has a line that begins with `$ `."""
 STEP = re.compile(
     r"write `(?P<file>slipway/[\w/]+\.yaml)`:\n\n```yaml\n(?P<yaml>.*?)```"
-    r"|^```(?P<language>\w*)\n(?P<block>.*?)^```|`(?P<inline>[^`\n]+)`",
+    r"|^ *```(?P<language>\w*)\n(?P<block>.*?)^ *```|(?<!`)`(?P<inline>[^`]+)`(?!`)",
     re.DOTALL | re.MULTILINE,
 )
-SESSIONS = ("docs/first-run.md", "docs/your-program.md", "docs/tutorial.md", "README.md", "--help")
+SESSIONS = ("docs/first-run.md", "docs/your-program.md", "docs/tutorial.md", "README.md", HELP)
 """Pages in the order of their sessions; a command of several is run in the session of the first."""
-CI = ".ci/run"
-CREDENTIALS = "tests/controller/gcp/test_client.py"
-LAPTOP = "tests/controller/installed/test_installed.py::test_a_laptop_needs_no_jax"
-REHEARSED = "tests/controller/rehearsal/test_rehearsal.py::test_an_experiment_is_preempted_and_goes_on"
-WITNESSED = (
-    "tests/scenarios/witness/test_witness.py::"
-    "test_a_first_contact_is_recorded_leaves_nothing_and_is_replayed_without_a_difference"
-)
-DOCTOR = "tests/controller/cli/verbs/test_doctor.py::test_what_it_says_of_a_new_project_and_of_one_in_use"
-ELSEWHERE = {
-    # the first with the tools of development
-    **dict.fromkeys(("python -m pip install -e .", "python -m pip install -e '.[dev]'", "python -m pytest"), CI),
-    **dict.fromkeys(("python -m pip install --no-deps -e .", "python -m pip install -r conf/laptop.txt"), LAPTOP),
-    "python -m pip install 'slipway-tpu[docs]'": "tests/docs/test_docs.py::test_a_reader_needs_no_network",
-    "gcloud config set project YOUR-PROJECT": f"{CREDENTIALS}::test_the_project_is_that_of_the_named_configuration",
-    "gcloud auth application-default login": f"{CREDENTIALS}::test_a_user_has_a_quota_project",
-    "slipway rehearse +experiment=gemma2b_gsm8k": REHEARSED,
-    "slipway rehearse +experiment=quickstart": REHEARSED,
-    "slipway witness": WITNESSED,
-    "slipway witness cloud=mine": WITNESSED,  # the session of the first run plays one on another type
-    "slipway witness --max-dollars 2 --minutes 20 --plane tpu_api cloud=mine": WITNESSED,
-    "slipway doctor": DOCTOR,
-    "slipway doctor cloud=mine tpu=mine": DOCTOR,
-    "slipway doctor +experiment=quickstart cloud=mine tpu=mine": DOCTOR,
-    "slipway report --sweep trm_width --x params --fit power --level 0.8": (
-        "tests/controller/report/test_comparison.py::test_the_verb_prints_the_fit_and_writes_the_section"
-    ),
-}
-"""Commands that no session runs, and the file that does or the test that proves what comes nearest."""
-PLACEHOLDERS = {
-    "slipway run": "slipway run cloud=local -- python train.py --steps 100",
-    "slipway plan …": "slipway plan +experiment=quickstart",
-    "slipway plan -m …": "slipway plan -m +experiment=quickstart run.seed=0,1",
-    "slipway … --queue": "slipway +experiment=quickstart --queue",
-    "slipway generate --prompt …": "slipway generate --prompt 1+2=",
-}
-"""Commands that leave something out, and one that does not."""
+LAUNCHES = ("up", "run", "rehearse", "fit", "witness", "doctor")
+OF_A_POLICY = ("export", "chat", "generate")
+OTHERS = tuple(page for page in PAGES if page not in SESSIONS)
+TABLE: dict[str, dict[str, Any]] = load_yaml(ROOT / "tests" / "docs" / "commands.yaml")
+PLACEHOLDERS: dict[str, str] = TABLE["means"]
+"""What is typed for a command that leaves something out."""
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+ELSEWHERE: dict[str, str] = {words: test for test, commands in TABLE["elsewhere"].items() for words in commands}
+"""Commands that no reader types, and the test or the script that runs them."""
+CANNOT: dict[str, str] = {words: why for why, commands in TABLE["cannot"].items() for words in commands}
+"""Commands that no test can run, and why."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +62,11 @@ def steps_of(text: str) -> list[Step]:
         if step["file"]:
             found.append(Step(step["yaml"], step["file"]))
         elif step["inline"]:
-            found += [Step(words) for words in _commands(step["inline"]) if step["inline"].startswith(INLINE)]
-        elif step["language"] in ("", "sh", "bash", "console"):
-            lines = step["block"].replace("\\\n", " ").splitlines()
+            words = " ".join(step["inline"].split())
+            if words.partition(" ")[0] in PROGRAMS and words not in PROGRAMS:
+                found += map(Step, _commands(words))
+        elif step["language"] in SHELL:
+            lines = re.sub(r" *\\\n *", " ", step["block"]).splitlines()
             typed = [line[2:] for line in lines if line.startswith("$ ")] or lines
             found += [Step(words) for line in typed for words in _commands(line)]
     return found
@@ -90,15 +75,14 @@ def steps_of(text: str) -> list[Step]:
 def _commands(line: str) -> Iterator[str]:
     """Yield the commands of a line, without its comment; `python -m controller` is `slipway`."""
     for part in re.sub(r"\s+#\s.*", "", line).split("&&"):
-        words = part.strip()
-        if words.partition(" ")[0] in PROGRAMS:
-            yield re.sub(r"^python -m controller\b", "slipway", words)
+        if words := part.strip():
+            yield re.sub(r"^python -m controller(?![.\w])", "slipway", words)
 
 
 def steps_of_help() -> list[Step]:
     """Return the first steps of `slipway --help`, then the examples of `slipway VERB --help`."""
     lines: list[str] = []
-    for words in (["--help"], *([verb, "--help"] for verb in VERBS)):
+    for words in ([HELP], *([verb, HELP] for verb in VERBS)):
         with contextlib.redirect_stdout(io.StringIO()) as page:
             assert main.run(words) == 0
         for section in page.getvalue().split("\n\n"):
@@ -110,30 +94,83 @@ def steps_of_help() -> list[Step]:
 
 @cache
 def steps_on(page: str) -> list[Step]:
-    return steps_of_help() if page == "--help" else steps_of((ROOT / page).read_text())
+    return steps_of_help() if page == HELP else steps_of((ROOT / page).read_text())
 
 
-def commands_on(page: str) -> list[str]:
-    return [step.words for step in steps_on(page) if not step.file]
+def commands_on(*pages: str) -> list[str]:
+    """Return the commands of pages, each once."""
+    return [*dict.fromkeys(step.words for page in pages for step in steps_on(page) if not step.file)]
 
 
 def session_of(page: str) -> list[Step]:
     """Return what the session of a page does: what none before it does and nothing else proves."""
     done = {words for other in SESSIONS[: SESSIONS.index(page)] for words in commands_on(other)}
-    there = dict.fromkeys(step for step in steps_on(page) if PLACEHOLDERS.get(step.words) not in commands_on(page))
-    return [step for step in there if step.words not in {*done, *ELSEWHERE}]
+    whole = {*commands_on(page)}
+    there = dict.fromkeys(step for step in steps_on(page) if meant_by(step.words) not in whole - {step.words})
+    return [step for step in there if step.words not in {*done, *ELSEWHERE, *CANNOT}]
+
+
+def of_the_others() -> list[str]:
+    """Return the commands of Slipway that only pages without a session have, and that nothing else proves."""
+    done = {*commands_on(*SESSIONS), *ELSEWHERE, *CANNOT}
+    return [words for words in commands_on(*OTHERS) if words not in done and verb_of(words)]
+
+
+def is_typed(words: str) -> bool:
+    """Return whether a command of the other pages is typed as it is in each run of the tests.
+
+    One that trains, rents or samples many runs is only composed, and so is one whose plan asks the Hugging Face Hub;
+    one that needs a policy is typed in the session of README.
+    """
+    costly = verb_of(words) in (*LAUNCHES, *OF_A_POLICY) or FLAGSHIP in words
+    return not costly and not meant_by(words).startswith("slipway plan -m ")
+
+
+def meant_by(words: str) -> str:
+    """Return the whole command that a command of a page stands for."""
+    if words in PLACEHOLDERS or not words.startswith("slipway "):
+        return PLACEHOLDERS.get(words, words)
+    return re.sub(r"(?<=\s)…(?=\s|$)", QUICKSTART, words.replace("+experiment=…", QUICKSTART))
 
 
 def verb_of(words: str) -> str:
     """Return the verb of a command of Slipway's; '' of another program, and of what Slipway does not understand."""
-    program, *arguments = shlex.split(PLACEHOLDERS.get(words, words))
-    if program != "slipway" or "…" in arguments:
+    program, *arguments = shlex.split(meant_by(words))
+    if program != "slipway":
         return ""
     with contextlib.suppress(ConfigError):
         return main.parse(arguments).verb
     return ""
 
 
-def unproven(commands: Iterable[str]) -> list[str]:
-    """Return the commands that nothing proves: of another program, or of a verb that does not exist."""
-    return [words for words in commands if not (words in ELSEWHERE or words.startswith("cd ") or verb_of(words))]
+def module_of(words: str) -> list[str]:
+    """Return module and arguments of a program of ours beside `slipway`; empty of another command."""
+    arguments = shlex.split(meant_by(words).partition(" > ")[0])
+    arguments = arguments[1 + (arguments[:2] == ["python", "-m"]) :]
+    is_ours = arguments and arguments[0].startswith(("trainer.", "controller.", "tests."))
+    return arguments if is_ours else []
+
+
+def extra_of(words: str) -> str:
+    """Return the extra of Slipway that a command installs; '' of another command."""
+    named = re.fullmatch(r"(?:python -m )?pip install (?:'slipway-tpu|-e '\.)\[(\w+)\]'", words)
+    return named[1] if named and named[1] in EXTRAS else ""
+
+
+def unproven(*pages: str) -> list[str]:
+    """Return the commands of pages that nothing proves: of another program, or of a verb that does not exist."""
+    left = [words for words in commands_on(*pages) if words not in {*ELSEWHERE, *CANNOT}]
+    return [words for words in left if not (words.startswith("cd ") or extra_of(words) or verb_of(words))]
+
+
+def said_by(words: str) -> list[str]:
+    """Return what the test of a command has to say as well: its verb or module, and its flags."""
+    program, *arguments = shlex.split(meant_by(words))
+    if program == "gcloud":
+        return re.findall(r"^gcloud(?: [a-z][a-z-]*(?= ))+", words)
+    flags = [word for word in arguments if word.startswith("--")]
+    if verb := verb_of(words):
+        return [verb, *flags]
+    if own := module_of(words):
+        return [own[0].rpartition(".")[2], *flags]
+    return flags

@@ -24,7 +24,7 @@ from controller import emulator
 from controller.cli import main
 from controller.cli.flags import flags
 from controller.records.index import RECALLING_VERBS
-from tests.docs.commands import PLACEHOLDERS, Step
+from tests.docs.commands import Step, meant_by
 from tests.emulators import Emulators
 
 SMALL = ("scale=tiny", "logging.log_interval=1", "tpu.accelerator_type=v5litepod-4", "env.packages=image")
@@ -59,7 +59,7 @@ class Reader:
     folder: Path
     home: Path
     capsys: pytest.CaptureFixture[str]
-    stands_for: dict[str, str] = field(default_factory=lambda: {**PLACEHOLDERS, **PORTS})
+    stands_for: dict[str, str] = field(default_factory=lambda: {**PORTS})
     typed: list[list[str]] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
 
@@ -89,7 +89,9 @@ class Reader:
 
     def as_typed(self, words: str) -> list[str]:
         """Return the arguments of `slipway` for a command of a page."""
-        given = [self.stands_for.get(word, word) for word in shlex.split(self.stands_for.get(words, words))[1:]]
+        given = [
+            self.stands_for.get(word, word) for word in shlex.split(self.stands_for.get(words, meant_by(words)))[1:]
+        ]
         command = main.parse(given)
         verb, overrides = command.verb, command.overrides
         taken = {name for flag in flags(verb) for name in flag.names}

@@ -1,9 +1,12 @@
 """The emulated Hub satisfies the real client library, and refuses as the Hub does."""
 
 import hashlib
+import subprocess
+import sys
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -20,6 +23,7 @@ from huggingface_hub.hf_api import RepoFile
 from controller.localcloud import hub as emulated
 from controller.localcloud.hub import HubFault, HubServer
 from tests.hub import ACCEPTED, CONTENT, OTHER, hub, write
+from tests.paths import ROOT
 
 __all__ = ["hub"]
 
@@ -119,3 +123,15 @@ def test_storage_answers_to_a_signature_and_refuses_tokens(hub: HubServer) -> No
 def test_faults_strike_as_often_as_they_say(hub: HubServer) -> None:
     hub.state.faults.append(HubFault("GET /api/", status=503, times=2))
     assert [head(f"{hub.endpoint}/api/models/acme/open")[0] for _ in range(3)] == [503, 503, 200]
+
+
+def test_the_command_serves_a_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "controller.localcloud.hub"]
+    write(tmp_path / "models/acme/open", {"config.json": b"{}"})
+    pipe: Any = subprocess.PIPE
+    with subprocess.Popen([*command, str(tmp_path)], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as serving:
+        assert serving.stdout is not None
+        status, _ = head(f"{serving.stdout.readline().strip()}/acme/open/resolve/main/config.json")
+        assert status == 200
+    refused = subprocess.run([*command, "nowhere"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr.endswith("error: nowhere is no folder\n")) == (2, True)
