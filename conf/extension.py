@@ -232,6 +232,29 @@ class Notifier(Protocol):
     def __call__(self, event: Mapping[str, Any], /) -> None: ...
 
 
+class Tracker(Protocol):
+    """Show the metrics of a run: `logging.trackers`, a class or function; worker 0 makes one at each attempt.
+
+    It runs in a process of its own beside the program. run: id of the run, the same after each preemption; config: the
+    settings of the run; folder: a folder for files, which survives preemptions and is copied to the run's folder. An
+    exception is told once in the log and counted in the results; the run goes on.
+    """
+
+    def __call__(self, run: str, config: Mapping[str, Any], folder: str, /) -> "TrackedRun": ...
+
+
+class TrackedRun(Protocol):
+    """What a tracker returns."""
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        """Take all metrics of a step. Each step comes once, in rising order, whatever interrupts the run."""
+        ...
+
+    def finish(self, results: Mapping[str, Any] | None, /) -> None:
+        """End. results: what summary.json holds; None where an attempt has ended and the run has not."""
+        ...
+
+
 class ResourceKind(Protocol):
     """A step of the plan: `code.resources`, a class whose argument is the config. Its objects have what OwnStep has."""
 
@@ -282,6 +305,7 @@ PROTOCOLS: Mapping[str, type] = {
     "model family": ModelFamily,
     "check": CheckFunction,
     "notifier": Notifier,
+    "tracker": Tracker,
     "resource kind": ResourceKind,
 }
 """Every kind, by its name in messages."""

@@ -33,7 +33,7 @@ from trainer.rl.remote.leases import SamplersLostError, TaskLostError
 from trainer.sampler import LogitsError
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_diagnosis import DivergedError
-from trainer.telemetry import startup_report, wandb
+from trainer.telemetry import startup_report
 from trainer.telemetry.metrics import MetricsLogger, run_folder
 
 JOIN_TIMEOUT_SECONDS = 300
@@ -99,9 +99,7 @@ def train(experiment: RunFile, folder: Path) -> None:
     if first:
         write_run_files(experiment)
     cache = CompileCache(folder, experiment.dir, experiment.pod, writes=first) if experiment.compile_cache else None
-    log = MetricsLogger(
-        folder, experiment.dir, writes=first, wandb=wandb.start_run(experiment, folder) if first else None
-    )
+    log = MetricsLogger(folder, experiment.dir, writes=first)
     log.phases.listen()
     log.phases.enter("prepare")
     try:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,8 +250,19 @@ def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
 
 
 def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
-    """Print new complete lines, none that is too long; start over if a resumed program has truncated the file."""
+    """Print new complete lines; start over if a resumed program has truncated the file."""
     offset = 0 if file_size(path) < offset else offset
+    for after, found in read_lines(path, offset, mask):
+        offset = after
+        say({"metrics": found, "offset": offset} if isinstance(found, dict) else {"warning": found})
+    return offset
+
+
+def read_lines(path: Path, offset: int, mask: SecretMask) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yield each complete line of metrics.jsonl from a byte on, with where the next begins, or what is wrong with it.
+
+    None is too long.
+    """
     while data := mask.apply(read_range(path, offset, CHUNK_BYTES)):
         end = data.rfind(b"\n") + 1
         if not end and len(data) < CHUNK_BYTES:
@@ -260,17 +271,16 @@ def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
             if not (after := _line_end(path, offset + len(data))):
                 break
             offset = after
-            told = f"metrics.jsonl: the line before byte {offset} has over {CHUNK_BYTES} bytes: left out"
-            say({"warning": told})
+            yield offset, f"metrics.jsonl: the line before byte {offset} has over {CHUNK_BYTES} bytes: left out"
             continue
         for line in data[:end].splitlines(keepends=True):
             offset += len(line)
             try:
-                say({"metrics": parse_object(line), "offset": offset})
+                found: dict[str, Any] | str = parse_object(line)
             except ValueError as error:
                 shown = line[:200].decode(errors="replace")
-                say({"warning": f"metrics.jsonl: the line before byte {offset} {error}: {shown}"})
-    return offset
+                found = f"metrics.jsonl: the line before byte {offset} {error}: {shown}"
+            yield offset, found
 
 
 def _line_end(path: Path, offset: int) -> int:

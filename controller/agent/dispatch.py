@@ -34,6 +34,7 @@ COMMANDS = {
     "check_health": "commands.observe",
     "start": "supervisor",
     "supervise": "supervisor",
+    "track": "trackers",
     "stop": "control",
     "state": "attempts",
     "stacks": "commands.stacks",

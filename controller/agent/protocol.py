@@ -1,8 +1,7 @@
 """Protocol of the agent's commands: the JSON request each reads from stdin, and the JSON answer it prints.
 
-Both carry `"format": 1`. A request may also carry `lease`: the location and the token of the sender's lease. An answer
-is one line of JSON; a streaming command prints several, and a failing one prints `error` and `detail`.
-The agent imports this module for the type checker only, because the zip file is recompiled at each start.
+Both carry `"format": 1`; a request may carry `lease`: location and token of the sender's. An answer is a line of JSON;
+a streaming command prints several, a failing one `error` and `detail`. The agent imports this for type checkers only.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
+from .tracker_kinds import TrackerOrder as TrackerOrder
 from .watchdog_protocol import InstalledWatchdog, SetWatchdogRequest, WatchdogState
 
 if TYPE_CHECKING:
@@ -287,6 +287,7 @@ class StartRequest(Attempt):
     secrets: NotRequired[dict[str, str] | None]
     notice: NotRequired[str | None]
     exit_hook: NotRequired[bool]
+    trackers: NotRequired[list[TrackerOrder] | None]
 
 
 class AttemptRequest(TypedDict):

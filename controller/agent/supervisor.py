@@ -38,12 +38,13 @@ from .fs import (
     write_heartbeat,
     write_json,
 )
+from .trackers import end_trackers, start_trackers
 from .transfers import TransferError, object_exists, upload_file
 from .watchdog import keep_watchdog
 from .worker_processes import boot_id, oom_kills, process_identity, send_signal, wall_time
 
 if TYPE_CHECKING:
-    from .protocol import State
+    from .protocol import State, TrackerOrder
 
 VARIABLE = "SLIPWAY_DEVICE_LOCKS"
 """Names one file per device, separated by `:`; without it nothing is locked."""
@@ -113,6 +114,7 @@ def start(
     secrets: dict[str, str] | None = None,
     notice: str | None = None,
     exit_hook: bool = False,
+    trackers: list[TrackerOrder] | None = None,
 ) -> State:
     """Start the program, at most once, under a supervisor that outlives this session; return its `state`.
 
@@ -135,6 +137,7 @@ def start(
         secrets: more variables of the program, which override the others and are deleted once it has ended.
         notice: signal that tells the program that this VM will go away, such as SIGTERM; None: send none.
         exit_hook: whether a JAX program ends at once after an uncaught exception; see exit_hook/sitecustomize.py.
+        trackers: trackers that get the metrics.
     """
     if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
         raise AgentError(f"not a command: {argv!r}")
@@ -143,6 +146,7 @@ def start(
     order |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object}
     order |= {"successor": successor, "fence_seconds": fence_seconds}
     order |= {"notice": signal.Signals[notice].name if notice else None, "exit_hook": exit_hook}
+    order |= {"trackers": trackers or []}
     folder = attempt_folder(run_id, attempt)
     with locked("start") as lock:
         if attempt_status(folder)["state"] == "absent":
@@ -189,6 +193,7 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     own["SLIPWAY_CODE_SHA256"] = code_sha256
     environment = run_environment(folder.parent, order["venv"], given, own, order["defaults"])
     write_shell_file(folder.parent, environment, set(secret_environment(folder.parent)))
+    plain = dict(environment)
     if order["exit_hook"] or os.environ.get("SLIPWAY_ONE_PROCESS"):
         environment["SLIPWAY_EXIT_HOOK"] = str(int(order["exit_hook"]))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (EXIT_HOOK, environment.get("PYTHONPATH"))))
@@ -198,6 +203,7 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     program = _spawn_program(folder, order["argv"], environment, begun)
     release_devices(devices)  # the program has them
     os.close(lock)
+    trackers = start_trackers(folder, order, plain)
 
     def tell(kind: str, number: int | None) -> None:
         record_notice(folder, kind)
@@ -216,6 +222,7 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
     send_signal(os.killpg, program, signal.SIGKILL)
+    end_trackers(folder, order, trackers, None if replaced.is_set() else status)
     kill_leftovers(folder)
     ended.set()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}

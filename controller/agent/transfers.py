@@ -6,6 +6,7 @@ On a machine without a pod, a bucket is a folder, named by its absolute path.
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,22 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
             file.write(chunk)
     if digest.hexdigest() != sha256:
         raise TransferError(f"gs://{bucket}/{name} has SHA-256 {digest.hexdigest()}, expected {sha256}")
+
+
+def read_object(bucket: str, name: str, target: Path) -> bool:
+    """Download an object, whatever it holds, and return True; False if there is none. Raises TransferError."""
+    place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
+    with _transfer_errors(f"the download of gs://{bucket}/{name}"):
+        try:
+            with _open_object(bucket, name, place) as answer, target.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+        except FileNotFoundError:
+            return False
+        except HTTPError as error:
+            if error.code != 404:
+                raise
+            return False
+    return True
 
 
 def object_exists(bucket: str, name: str) -> bool:

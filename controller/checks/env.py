@@ -5,17 +5,19 @@ import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import Specifier, SpecifierSet
 from packaging.version import Version
 
 from conf.schema.config import Config
+from conf.schema.training.settings import TRACKERS
 from controller.checks.names import iter_strings
 from controller.config.run_yaml import PLACEHOLDER
 from controller.context import Context
 from controller.core.finding import Issue, check
+from controller.inputs.code import NamedCode, UnfetchedSnapshot
 from controller.inputs.env_inputs import address_problem
 from controller.plan.build import Plan
 from controller.resources.software import Venv
@@ -23,6 +25,8 @@ from controller.resources.software import Venv
 WANDB_KEY = "WANDB_API_KEY"
 OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")
 """Passed on by default if set; not required."""
+PROJECT_FILES = ("uv.lock", "pyproject.toml", "requirements.txt", "setup.py", "setup.cfg")
+"""Files of which program.setup may install what they name."""
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(API|ACCESS|SECRET|PRIVATE)_?KEY)$")
 MIN_SECRET_LENGTH = 8
@@ -162,26 +166,70 @@ def webhook_is_there(config: Config) -> Iterator[Issue]:
         yield Issue(f"{config.notify.webhook}: {problem}")
 
 
-@check("wandb", "error", "logging.wandb")
-def wandb_is_possible(config: Config) -> Iterator[Issue]:
-    """W&B needs a package on the workers and, online, a key. Without this check they fail on a billed pod."""
-    wanted = config.logging.wandb
-    if wanted is None:
-        return
-    if config.program.kind != "trainer":
-        yield Issue("works only with the bundled trainer; your own program must call W&B itself; use null")
-        return
-    here = config.env.packages == "image" and config.cloud.kind == "local"
-    if here and find_spec("wandb") is None:
-        yield Issue(
-            "the emulated workers use this machine's packages, which lack wandb: pip install 'slipway-tpu[wandb]'"
-        )
-    source = config.env.secrets.get(WANDB_KEY)
-    if wanted.mode == "online" and (not source or (source == "env" and not os.environ.get(WANDB_KEY))):
+@check("trackers", "error", "logging.trackers", "logging.wandb", also="warning")
+def trackers_are_possible(config: Config) -> Iterator[Issue]:
+    """What a tracker needs besides its package: W&B a key, unless it is offline, and others the address to send to."""
+    wanted, section = config.logging.all_trackers, config.logging.wandb
+    key = "logging.trackers" if section is None else "logging.wandb"
+    mode = section.mode if section else config.env.vars.get("WANDB_MODE", "online")
+    if "wandb" in wanted and mode == "online" and not _is_passed_on(config, WANDB_KEY):
         yield Issue(
             f"{WANDB_KEY} is not set; set it (https://wandb.ai/authorize), point env.secrets.{WANDB_KEY} to a "
-            "file or Secret Manager, or use mode: offline"
+            f"file or Secret Manager, or use {'mode: offline' if section else 'env.vars.WANDB_MODE=offline'}",
+            key,
         )
+    needs = {"mlflow": ("MLFLOW_TRACKING_URI", "an address"), "trackio": ("TRACKIO_SPACE_ID", "the name of a Space")}
+    for name, (variable, what) in needs.items():
+        if name in wanted and not _is_passed_on(config, variable):
+            message = f"{name} writes to a file among the run's results, since {variable} is not set for the workers"
+            cure = f"env.secrets.{variable}=env passes yours on" if os.environ.get(variable) else f"it holds {what}"
+            yield Issue(f"{message}; {cure}", "logging.trackers", "warning")
+    if "trackio" in wanted and _is_passed_on(config, "TRACKIO_SPACE_ID") and not _is_passed_on(config, "HF_TOKEN"):
+        yield Issue("a Space needs HF_TOKEN, which is not set; set it", "logging.trackers", "warning")
+
+
+def _is_passed_on(config: Config, name: str) -> bool:
+    """Return whether the program gets a variable."""
+    source = config.env.secrets.get(name)
+    return name in config.env.vars or bool(source and (source != "env" or os.environ.get(name)))
+
+
+@check("tracker_package", "error", "logging.trackers", "logging.wandb", of_plan=True)
+def tracker_packages_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
+    """A tracker runs in the program's Python, and without its package it is an error of a billed run, which goes on."""
+    del context
+    config = plan.config
+    section = config.logging.wandb
+    for name in config.logging.all_trackers:
+        if name not in TRACKERS or (name == "tensorboard" and config.program.kind == "trainer"):
+            continue
+        key = "logging.trackers" if section is None or name != "wandb" else "logging.wandb"
+        for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
+            if problem := _lacks_package(plan, venv, name):
+                yield Issue(f"{name} needs its package, {problem}", key)
+
+
+def _lacks_package(plan: Plan, venv: Venv, name: str) -> str:
+    """Return why the workers lack a tracker's package, with the cure; empty if they have it, or nobody can know."""
+    config = plan.config
+    setup = " ".join(word for argv in config.program.setup for word in argv)
+    named = [path for file, path in plan.snapshot.paths.items() if PurePath(file).name in PROJECT_FILES and setup]
+    text = "\n".join([venv.requirements, setup.replace(" ", "\n"), *(path.read_text() for path in named)])
+    if re.search(rf"^\W*(name = \W)?{name}\b", text, re.MULTILINE | re.IGNORECASE):
+        return ""
+    by_setup = f"program.setup=[[uv, pip, install, {name}]]"
+    if venv.packages == "requirements":
+        if isinstance(plan.snapshot, UnfetchedSnapshot | NamedCode) or venv.wheels:
+            return ""
+        return f"which is not in env.requirements; add it, or use {by_setup}"
+    if venv.packages == "lock":
+        return f"which env.packages=lock lacks; use {by_setup}"
+    if config.cloud.kind == "gcp":
+        own_image = "/" in (config.tpu.runtime_version or "")
+        return "" if own_image else f"which the image of the workers lacks; use {by_setup}"
+    if find_spec(name) is not None:
+        return ""
+    return f"which this machine lacks, whose packages the workers use: pip install {name}"
 
 
 @check("secret_in_vars", "warning", "env.vars.NAME")

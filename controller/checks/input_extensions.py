@@ -49,7 +49,7 @@ KEYS = (
         "notify.notifier",
         "code.checks",
     ),
-    "code.resources",
+    *("code.resources", "logging.trackers"),
 )
 
 
@@ -182,7 +182,7 @@ def verifiers_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
 @check("modules", "error", "code.modules")
 def modules_can_be_shipped(config: Config) -> Iterator[Issue]:
     """The files of your modules are shipped under their own names, which must not be taken on the workers."""
-    if config.program.kind != "trainer" or not references(config):
+    if not (references(config) if config.program.kind == "trainer" else [*trainer_references(config)]):
         return
     try:
         files = module_files(config, Path.cwd())

@@ -2,7 +2,7 @@
 
 `program=trainer` ships the bundled `trainer/` and `conf/`, and in `modules/` the user's own, if the config names any.
 `program=command` ships the git repository around the current folder, or `code.repository`: tracked and untracked files,
-except ignored ones and those that `code.exclude` names.
+except ignored ones and those that `code.exclude` names. `.slipway_modules/` has the user's own, if a tracker is one.
 """
 
 import gzip
@@ -146,7 +146,7 @@ def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
         files, links, left_out = code.files, code.links, code.left_out
     if not files:
         raise ConfigError(f"program: {root} has no files to ship; run from your repository, or use program=trainer")
-    own = shipped_modules(config, folder) if config.program.kind == "trainer" else {}
+    own = shipped_modules(config, folder)
     snapshot = CodeSnapshot(
         root, tuple(files), elsewhere=tuple(sorted(own.items())), links=tuple(sorted(links.items())), left_out=left_out
     )

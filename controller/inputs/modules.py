@@ -21,7 +21,7 @@ from conf.schema.training.loop import GRPO_LOSSES, REWARDS, CustomLoop, GrpoLoop
 from conf.schema.training.loop_parts import ENVIRONMENTS
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import CustomOptimizer
-from conf.schema.training.settings import BUILT_IN
+from conf.schema.training.settings import BUILT_IN, TRACKERS
 from controller.core.errors import ConfigError
 
 
@@ -51,6 +51,7 @@ def controller_references(config: Config) -> Iterator[Use]:
 
 def trainer_references(config: Config) -> Iterator[Use]:
     """Yield what runs on the workers."""
+    yield from (Use("tracker", "logging.trackers", name) for name in config.logging.trackers if name not in TRACKERS)
     if config.program.kind != "trainer":
         return
     data, loop, opt, model = config.data, config.loop, config.optimizer, config.model
@@ -95,6 +96,8 @@ OTHER_NAMES = {
 }
 """Import names of packages in the lock that are not the packages' names."""
 DEFAULT_FOLDER = "slipway"
+TRACKERS_FOLDER = ".slipway_modules"
+"""Folder of the shipped code with the user's modules beside a program of their own, which trackers import."""
 
 
 def module_files(config: Config, folder: Path) -> dict[str, Path]:
@@ -163,9 +166,13 @@ def shipped_modules(config: Config, folder: Path) -> dict[str, Path]:
 
     A run without modules of the user's own stays the same run, whatever else is in the folder.
     """
-    if not references(config):
+    is_trainer = config.program.kind == "trainer"
+    if not (references(config) if is_trainer else [*trainer_references(config)]):
         return {}
-    return {f"{MODULES_FOLDER}/{name}": path for name, path in module_files(config, folder).items()}
+    return {
+        f"{MODULES_FOLDER if is_trainer else TRACKERS_FOLDER}/{name}": path
+        for name, path in module_files(config, folder).items()
+    }
 
 
 def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> Iterator[str]:

@@ -11,13 +11,14 @@ from types import GeneratorType, NoneType, UnionType
 from typing import Any
 
 from conf.environment import Environment
-from conf.extension import PROTOCOLS, ModelFamily, OwnStep, call_problem
+from conf.extension import PROTOCOLS, ModelFamily, OwnStep, TrackedRun, call_problem
 from controller.inputs.definitions import FUNCTION, Definition, signature_of, signature_of_method
 
 CLASSES: Mapping[str, type] = {
     "environment": Environment,
     "resource kind": OwnStep,
     "model family": ModelFamily,
+    "tracker": TrackedRun,
 }
 """Kinds that are classes, by what their objects must have."""
 OPTIONAL = frozenset({"apis"})

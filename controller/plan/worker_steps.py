@@ -158,11 +158,9 @@ def with_own_python(config: Config) -> Config:
 
 
 def _lock(config: Config) -> str:
-    """Return the pinned packages, plus those that logging.wandb and the evaluation lm_eval need."""
+    """Return the pinned packages, plus those that the tracker wandb and the evaluation lm_eval need."""
     text = LOCK_FILE.read_text()
-    if config.program.kind != "trainer":
-        return text
-    more = [WANDB_LOCK_FILE] if config.logging.wandb is not None else []
+    more = [WANDB_LOCK_FILE] if "wandb" in config.logging.all_trackers else []
     evaluations = getattr(config.loop, "evaluations", {}).values()
     for file in [*more, EVALS_LOCK_FILE] if any(wanted.run == "lm_eval" for wanted in evaluations) else more:
         there = {match["name"] for match in PIN.finditer(text)}

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import yaml
+
 from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.cloud import HereCloud
 from conf.schema.training.loop import GrpoLoop
 from conf.strict_json import dumps
-from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
+from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State, TrackerOrder
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.json_documents import Document, UnreadableError
@@ -30,7 +32,7 @@ from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, parse_record
 from controller.resources.devices import PEER_PORT, jax_coordinator
 from controller.resources.machines import active_runs, require_answers
 from controller.resources.pod.node import Node
-from controller.resources.software import Venv
+from controller.resources.software import RunConfig, Venv
 from controller.ssh.fleet import Fleet
 
 FENCE_LOOKUPS = 2
@@ -127,6 +129,22 @@ def sampler_secrets(plan: Plan, fleet: Fleet, attempt: int) -> dict[str, str]:
     return {SECRET_VARIABLE: secret} if is_pod else {TOKEN_VARIABLE: attempt_token(secret, attempt)}
 
 
+def tracker_orders(plan: Plan) -> list[TrackerOrder]:
+    """Return the trackers of a run, which are told what run.yaml has of it; a pod of samplers has none."""
+    config, told = plan.config, yaml.safe_load(plan.get(RunConfig).text)
+    if POD_VARIABLE in config.env.vars:
+        return []
+    own = config.program.kind == "command"
+    shown = {name: told[name] for name in told if name not in ("format", "dir", "logging", "compile_cache")}
+    shown |= {"command": [*config.program.command]} if own else {}
+    settings = {"wandb": config.logging.wandb.model_dump() if config.logging.wandb else {}}
+    return [
+        {"use": name, "settings": settings.get(name, {}), "config": shown, "by_phase": own}
+        for name in config.logging.all_trackers
+        if own or name != "tensorboard"  # the trainer writes its files itself
+    ]
+
+
 def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -> None:
     if not plan.argv:
         raise ConfigError("program.command: is empty")
@@ -147,6 +165,7 @@ def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -
             "fence_seconds": plan.config.recovery.lease_duration_seconds / FENCE_LOOKUPS,
             "secrets": plan.vault.values() | sampler_secrets(plan, fleet, attempt),
             "notice": plan.notice,
+            "trackers": tracker_orders(plan) if worker == 0 else [],
             "exit_hook": plan.config.program.kind == "command" and plan.config.recovery.exit_on_exception,
         }
         for worker in range(plan.node.spec.workers)

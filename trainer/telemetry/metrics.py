@@ -1,4 +1,4 @@
-"""Metrics and texts of a run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json, W&B.
+"""Metrics and texts of a run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json.
 
 Everything is written to a local folder and uploaded as whole files: event files appended to on gs:// lose data.
 """
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from PIL import Image
     from tensorboard.compat.proto.event_pb2 import Event
 
-    from trainer.telemetry.wandb import WandbRun
-
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 TRANSCRIPTS_FILE = "transcripts.jsonl"
@@ -46,9 +44,9 @@ class MetricsLogger:
         storage: where the run's folder is.
     """
 
-    def __init__(self, local: Path, remote: str, writes: bool, wandb: WandbRun | None = None) -> None:
-        """Open the files. remote: the run's folder, local or gs://; wandb: the W&B run, if any."""
-        self._writes, self._wandb = writes, wandb
+    def __init__(self, local: Path, remote: str, writes: bool) -> None:
+        """Open the files. remote: the run's folder, local or gs://."""
+        self._writes = writes
         self.storage = RunStorage(remote)
         self.phases = PhaseTimes()
         self.local, self._remote = local, epath.Path(remote)
@@ -108,8 +106,6 @@ class MetricsLogger:
             return
         finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
         self._write(line | {"time": round(time.time(), 3)} | finite)
-        if self._wandb:
-            self._wandb.log(line["step"], finite)
 
     def _write(self, line: dict[str, Any]) -> None:
         self._metrics_file.write(dumps(line) + "\n")
@@ -150,8 +146,6 @@ class MetricsLogger:
             partial = self.local / f"{SUMMARY_FILE}.partial"
             partial.write_text(dumps(values, indent=1) + "\n")
             partial.replace(self.local / SUMMARY_FILE)
-            if self._wandb:
-                self._wandb.summarize(values)
 
     def upload(self) -> None:
         """Copy all files to the run's folder. Call it before saving a checkpoint, since resuming reads the lines.
@@ -169,7 +163,6 @@ class MetricsLogger:
         for path in [
             *(self.local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)),
             *sorted((self.local / "tb").rglob("*")),  # as TensorBoard reads them
-            *(self.local / "wandb").glob("offline-run-*/*.wandb"),
         ]:
             if path.is_file() and path.stat().st_size:
                 target = self._remote / path.relative_to(self.local)
@@ -178,8 +171,6 @@ class MetricsLogger:
 
     def close(self) -> None:
         if self._writes:
-            if self._wandb:
-                self._wandb.finish()
             self.upload()
             self._events.close()
             self._metrics_file.close()

@@ -93,8 +93,12 @@ class Wandb(Strict):
     )
 
 
+TRACKERS = ("tensorboard", "trackio", "mlflow", "wandb")
+"""Trackers that are shipped."""
+
+
 class Logging(Strict):
-    """Metrics in metrics.jsonl, TensorBoard and, optionally, Weights & Biases."""
+    """Metrics in metrics.jsonl, TensorBoard and, optionally, other trackers."""
 
     log_interval: int = Field(ge=1, description="Updates between metric lines.")
     profile: Annotated[ProfileSettings | None, VOLATILE] = Field(description="Trace of lm updates. null: none.")
@@ -103,6 +107,23 @@ class Logging(Strict):
         VOLATILE,
         BeforeValidator(lambda value: ({} if value else None) if isinstance(value, bool) else value),
     ] = Field(description="W&B settings; true: all by default. null: off. See docs/runs.md.")
+    trackers: Annotated[tuple[Annotated[str, OrReference(TRACKERS)], ...], VOLATILE] = Field(
+        default=(),
+        description="What gets the metrics of metrics.jsonl, of any program: tensorboard, trackio, mlflow, wandb, or "
+        "module:name of your own class (docs/runs.md). The bundled trainer always writes TensorBoard's files.",
+    )
+
+    @field_validator("trackers")
+    @classmethod
+    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := next((name for name in value if value.count(name) > 1), None):
+            raise ValueError(f"has {twice} twice; name it once")
+        return value
+
+    @property
+    def all_trackers(self) -> tuple[str, ...]:
+        """The trackers, with that of the section `wandb`."""
+        return tuple(dict.fromkeys((*self.trackers, *(["wandb"] if self.wandb is not None else []))))
 
 
 BUILT_IN: Mapping[str, str] = {

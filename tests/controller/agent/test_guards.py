@@ -315,7 +315,15 @@ def test_the_supervisor_looks_until_the_end_is_on_record(monkeypatch: pytest.Mon
         monkeypatch.setattr(supervisor, name, act)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
     order = dict.fromkeys(("code", "venv", "notice", "bucket", "log_object", "exit_object", "exit_hook", "argv"), "")
-    order |= {"run_id": "r", "attempt": 1, "successor": "", "env": {}, "defaults": {}, "fence_seconds": 1.0}  # type: ignore[dict-item]
+    order |= {
+        "run_id": "r",
+        "attempt": 1,
+        "successor": "",
+        "env": {},
+        "defaults": {},
+        "fence_seconds": 1.0,
+        "trackers": [],
+    }  # type: ignore[dict-item]
     supervisor.supervise(order, os.open(os.devnull, os.O_RDONLY))
     assert seen == ["on record", "the last look"]
 

@@ -30,7 +30,7 @@ def keys_for_user(kind: Any) -> dict[str, str]:
 
 
 def test_every_command_has_types_and_a_golden_request_and_answer() -> None:
-    by_no_controller = {"supervise", "run_watchdog"}
+    by_no_controller = {"supervise", "track", "run_watchdog"}
     assert set(COMMANDS) == set(GOLDEN) == set(dispatch.COMMANDS) - by_no_controller
 
 

@@ -156,10 +156,17 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     node: Any = SimpleNamespace(status=SimpleNamespace(endpoints=endpoints))
     config = SimpleNamespace(
         recovery=SimpleNamespace(exit_on_exception=wanted, lease_duration_seconds=60.0),
-        **{"program": SimpleNamespace(kind=kind), "loop": None, "env": SimpleNamespace(vars={}), "cloud": None},
+        **{
+            "program": SimpleNamespace(kind=kind, command=("x",)),
+            "loop": None,
+            "env": SimpleNamespace(vars={}),
+            "cloud": None,
+        },
+        logging=SimpleNamespace(all_trackers=("tensorboard", "my_own:Tracker"), wandb=None),
     )
     plan: Any = SimpleNamespace(
-        run_id="r-1", argv=["x"], config=config, notice=None, get=lambda _: SimpleNamespace(name="v"),
+        run_id="r-1", argv=["x"], config=config, notice=None,
+        get=lambda _: SimpleNamespace(name="v", text="{name: e, dir: gs://b}"),
         snapshot=SimpleNamespace(sha256="c"), vault=SimpleNamespace(values=dict),
         node=SimpleNamespace(spec=SimpleNamespace(workers=3)),
     )  # fmt: skip
@@ -167,6 +174,9 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     [told] = {(payload["successor"], payload["fence_seconds"]) for payload in sent}
     assert told == ("runs/r-1/launches/0002.json", 30.0)
     assert [payload["exit_hook"] for payload in sent] == [has_hook] * 3
+    own = {"config": {"name": "e", **({"command": ["x"]} if kind == "command" else {})}, "settings": {}}
+    trackers = [{"use": name, "by_phase": kind == "command", **own} for name in config.logging.all_trackers]
+    assert [payload["trackers"] for payload in sent] == [trackers if kind == "command" else trackers[1:], [], []]
     shared = {"SLIPWAY_WORKERS": "3", "SLIPWAY_COORDINATOR": f"10.0.0.2:{PEER_PORT}"}
     assert [payload["env"] for payload in sent] == [{"SLIPWAY_WORKER": str(worker), **shared} for worker in range(3)]
     shared = {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482", "TPU_WORKER_HOSTNAMES": "10.0.0.2,10.0.0.3,10.0.0.4"}

@@ -1,0 +1,332 @@
+"""Trackers of a run: beside the program, a process each reads metrics.jsonl and passes its rows on.
+
+A row is all metrics of a step. It is passed on once a later step begins, or the program has ended, so that each step
+arrives once, in rising order. The last step, and the row that waits, are stored beside the tracker's files in one
+object of the bucket; the next attempt continues from it, on whichever machine. What it repeats is left out.
+Neither a slow nor a failing tracker reaches the program: its errors are told once in the log, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from .attempts import SecretMask
+from .commands.run_inputs import unpack
+from .commands.venv import NO_VENV, venv_folder
+from .control import read_lines, recorded_notice
+from .fs import (
+    agent_root,
+    attempt_folder,
+    complain,
+    dump,
+    file_size,
+    parse_object,
+    read_json,
+    remove_tree,
+    wait_until,
+    write_atomic,
+    write_json,
+)
+from .tracker_kinds import PLACES, kept_files, load_tracker
+from .transfers import TransferError, read_object, upload_file, with_retries
+from .worker_processes import send_signal
+
+POLL_SECONDS = 0.2
+SAVE_SECONDS = 10.0
+"""Seconds between two copies of a tracker's files and state; more if a copy takes over a tenth of that."""
+RETRY_SECONDS = 30.0
+"""Pause before another try to begin, where a tracker's server, or the bucket, did not answer."""
+FINISH_SECONDS = 45.0
+"""Seconds that all trackers together get after the program's end: fewer than the supervisor has (control.py)."""
+PREEMPTED_EXIT_CODE = 75
+NOT_METRICS = ("step", "phase", "time")
+STATE, END = "state.json", "trackers-end.json"
+ERRORS = "tracker_errors"
+"""Key of the errors of all trackers in the run's results."""
+
+
+def start_trackers(attempt: Path, order: dict[str, Any], environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+    """Start a process for each tracker of `order`, with the program's Python and variables."""
+    venv, started = order["venv"], list[subprocess.Popen[bytes]]()
+    python = "python3" if venv == NO_VENV else str(venv_folder(venv) / "bin" / "python")
+    (attempt / END).unlink(missing_ok=True)
+    for number, tracker in enumerate(order["trackers"]):
+        own = {key: order[key] for key in ("run_id", "attempt", "bucket")}
+        with (attempt / f"tracker-{number}.log").open("ab") as log, tempfile.TemporaryFile() as stdin:
+            stdin.write(dump({**own, **tracker}))
+            stdin.seek(0)
+            command = [python, str(Path(sys.argv[0]).resolve()), "track"]
+            try:
+                started.append(
+                    subprocess.Popen(
+                        command, stdin=stdin, stdout=log, stderr=log, env=environment, start_new_session=True
+                    )
+                )
+            except OSError as error:
+                _tell(attempt, tracker["use"], f"cannot start: {error}")
+    return started
+
+
+def end_trackers(
+    attempt: Path, order: dict[str, Any], started: list[subprocess.Popen[bytes]], status: int | None
+) -> None:
+    """Let the trackers pass on the rest, and add the number of their errors to the program's summary.
+
+    status: exit code of the program, or minus its signal; None: a later attempt owns the run's folder, so they are
+        killed. A run that may go on keeps its last row for the next attempt.
+    """
+    if status is None:
+        for process in started:
+            send_signal(os.killpg, process.pid, signal.SIGKILL)
+        return
+    goes_on = status < 0 or status == PREEMPTED_EXIT_CODE or recorded_notice(attempt) is not None
+    write_json(attempt / END, {"final": status == 0, "goes_on": goes_on})
+    wait_until(lambda: not [process for process in started if process.poll() is None], FINISH_SECONDS)
+    errors = len(order["trackers"]) - len(started)
+    for tracker, process in zip(order["trackers"], started, strict=False):
+        if (code := process.poll()) != 0:
+            send_signal(os.killpg, process.pid, signal.SIGKILL)
+            how = f"did not end within {FINISH_SECONDS:.0f} s" if code is None else f"ended with code {code}"
+            _tell(attempt, tracker["use"], f"{how}: see {attempt.name}/tracker-*.log on worker 0")
+            errors += 1
+        errors += (read_json(_errors_file(attempt, tracker["use"])) or {"errors": 0})["errors"]
+    path = attempt.parent / "summary.json"
+    with suppress(ValueError):  # the program's own words, which are no JSON, stay as they are
+        found = parse_object(path.read_bytes()) if file_size(path) else {}
+        if errors:
+            write_atomic(path, json.dumps({**found, ERRORS: errors}).encode())
+
+
+def track(run_id: str, attempt: int, bucket: str | None, **order: Any) -> None:
+    """Pass on the metrics of an attempt until it has ended.
+
+    Args:
+        run_id: run, and its name in the tracker.
+        attempt: number of the attempt.
+        bucket: bucket, or folder, of the run; None: nothing is stored.
+        order: a `TrackerOrder`.
+    """
+    folder = attempt_folder(run_id, attempt)
+    sys.path += [str(folder.parent / "work" / place) for place in ("modules", ".slipway_modules", "")]
+    follower = Follower(folder, bucket, **order)
+    signal.signal(signal.SIGTERM, lambda *_: follower.hurry())  # this VM may go away; the end comes from the supervisor
+    follower.follow(os.getppid())
+
+
+class Follower:
+    """One tracker: reads metrics.jsonl from its beginning, and passes on what follows the stored step.
+
+    Attributes:
+        rows: (step, metrics) of those since the last store, which a tracker that writes late may not have yet, and
+            last the row that waits. Of one that keeps rows in memory until it is finished, all since it began; its
+            unfinished files are not stored.
+    """
+
+    def __init__(
+        self, attempt: Path, bucket: str | None, use: str, settings: dict[str, Any], config: dict[str, Any],
+        by_phase: bool, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._attempt, self._run, self._bucket, self._use = attempt, attempt.parent, bucket, use
+        self._settings, self._config, self._by_phase, self._clock = settings, config, by_phase, clock
+        self._home = _folder(self._run, use)
+        self._object = f"runs/{self._run.name}/trackers/{self._home.name}.tar"
+        self._tracker: Any = None
+        self._step, self._errors, self._offset = -1, 0, 0
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self._try_at = self._save_at = 0.0
+        self._changed = self._hurry = self._is_buffered = False
+        self._closed: list[Path] = []
+        self._copied: dict[Path, tuple[int, int]] = {}
+
+    def hurry(self) -> None:
+        """Store at the next look what has been passed on."""
+        self._hurry = True
+
+    def follow(self, supervisor: int) -> None:
+        """Follow the file until the supervisor says how the program has ended, or is no more."""
+        while True:
+            end = read_json(self._attempt / END) or ({} if os.getppid() != supervisor else None)
+            if self._tracker is not None or end is not None or self._clock() >= self._try_at:
+                self.look()
+            if end is not None:
+                return self.end(end.get("final", False), end.get("goes_on", True))
+            time.sleep(POLL_SECONDS)
+
+    def look(self) -> None:
+        """Begin if that is still to be done, pass on new rows, and store the state where it is time."""
+        if self._tracker is None and not self._survives(self._begin):
+            self._try_at = self._clock() + RETRY_SECONDS
+            return
+        path = self._run / "metrics.jsonl"
+        self._offset = 0 if file_size(path) < self._offset else self._offset  # a resumed program has cut the file
+        for offset, found in read_lines(path, self._offset, SecretMask({})):
+            self._offset = offset
+            if isinstance(found, dict):
+                self._add(*self._row_of(found))
+        if self._changed and (self._hurry or self._clock() >= self._save_at):
+            self.save()
+
+    def end(self, final: bool, goes_on: bool) -> None:
+        """Finish. final: the program has done its work; goes_on: a further attempt may need the last row."""
+        if self._tracker is None:
+            return
+        if not goes_on:
+            self._pass_on()
+        results = self._results() if final else None
+        if self._survives(lambda: self._tracker.finish(results)):
+            self.rows, self._is_buffered = self.rows[-1:], False
+        self.save()
+
+    def _begin(self) -> None:
+        stored = self._restore()
+        (self._home / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._closed = kept_files(self._use, self._home / "files")
+        settings = {**self._settings, "step": stored.get("step", -1)}
+        tracker = load_tracker(self._use)(self._run.name, self._config, str(self._home / "files"), settings)
+        known = getattr(tracker, "last_step", None)  # what its own store has counts
+        self._step = settings["step"] if known is None else known
+        self._is_buffered = getattr(tracker, "is_buffered", False)
+        self._errors += stored.get("errors", 0)
+        self._tracker = tracker
+        for step, row in stored.get("rows", []):
+            self._add(step, row)
+
+    def _restore(self) -> dict[str, Any]:
+        """Return the stored state, after putting the files there that belong to it."""
+        if self._bucket:
+            archive, fresh = (self._home.with_name(f".{self._home.name}.{word}") for word in ("tar", "new"))
+            archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            remove_tree(fresh)
+            if read_object(self._bucket, self._object, archive):
+                unpack(archive, fresh)
+                archive.unlink()
+            remove_tree(self._home)  # what was not stored is passed on again
+            if fresh.exists():
+                fresh.rename(self._home)
+        return read_json(self._home / STATE) or {}
+
+    def _row_of(self, line: dict[str, Any]) -> tuple[float, dict[str, float]]:
+        """Return the step of a line and its finite metrics; no step is -1."""
+        step: Any = line.get("step")
+        phase = str(line.get("phase", "train"))
+        prefix = f"{phase}/" if self._by_phase and phase != "train" else ""
+        numbers = {name: value for name, value in line.items() if name not in NOT_METRICS and _is_number(value)}
+        named = {name if name.startswith(phase) else f"{prefix}{name}": float(v) for name, v in numbers.items()}
+        return (step if _is_number(step) and step == step // 1 else -1), named
+
+    def _add(self, step: float, metrics: dict[str, float]) -> None:
+        waits = self.rows[-1][0] if self.rows else -1
+        if not metrics or step < max(waits, self._step + 1):
+            return
+        if step == waits:
+            self.rows[-1][1].update(metrics)
+        else:
+            self._pass_on()
+            self.rows.append((int(step), dict(metrics)))
+        self._changed = True
+
+    def _pass_on(self) -> None:
+        """Pass on the row that waits, if any."""
+        if self.rows and self.rows[-1][0] > self._step:
+            step, row = self.rows[-1]
+            self._survives(lambda: self._tracker.log(step, row))
+            self._step, self._changed = step, True
+
+    def _results(self) -> dict[str, Any]:
+        path = self._run / "summary.json"
+        try:
+            return parse_object(path.read_bytes()) if path.is_file() else {}
+        except ValueError as error:
+            _tell(self._attempt, self._use, f"summary.json {error}: left out")
+            return {}
+
+    def _survives(self, act: Callable[[], Any]) -> bool:
+        """Return whether it succeeded; count the error if not, and tell the first."""
+        try:
+            act()
+        except (Exception, SystemExit) as error:
+            self._errors, self._changed = self._errors + 1, True
+            write_json(_errors_file(self._attempt, self._use), {"errors": self._errors})
+            complain(f"{type(error).__name__}: {error}")
+            if self._errors == 1:
+                said = next(iter(str(error).strip().splitlines()), "")
+                _tell(self._attempt, self._use, f"{type(error).__name__}: {said[:300]}; the run goes on")
+            return False
+        return True
+
+    def save(self) -> None:
+        """Store the state with the files that belong to it in one object, and new files as they are, to look at."""
+        began = self._clock()
+        step = min(self._step, self.rows[0][0] - 1) if self._is_buffered and self.rows else self._step
+        write_json(self._home / STATE, {"step": step, "rows": self.rows, "errors": self._errors})
+        try:
+            if self._bucket:
+                self._upload(self._bucket)
+            self.rows = self.rows if self._hurry or self._is_buffered else self.rows[-1:]
+            self._changed = self._hurry = False
+        except (TransferError, OSError, sqlite3.Error) as error:  # the next time counts
+            complain(f"cannot store the state: {error}")
+        self._save_at = self._clock() + max(SAVE_SECONDS, 10 * (self._clock() - began))
+
+    def _upload(self, bucket: str) -> None:
+        files, place = self._home / "files", PLACES.get(self._use, f"trackers/{self._home.name}")
+        with tempfile.TemporaryDirectory(dir=agent_root()) as draft:
+            archive = Path(draft) / "tar"
+            kept: dict[Path, tuple[int, int]] = {}
+            with tarfile.open(archive, "w") as tar:
+                tar.add(self._home / STATE, STATE)
+                found = self._closed if self._is_buffered else kept_files(self._use, files)
+                for number, path in enumerate(found):
+                    kept[path] = (path.stat().st_size, path.stat().st_mtime_ns)
+                    copy = Path(draft) / str(number)
+                    _copy(path, copy)
+                    tar.add(copy, f"files/{path.relative_to(files)}")
+            with_retries(lambda: upload_file(archive, bucket, self._object))
+            for number, (path, facts) in enumerate(kept.items()):
+                if self._copied.get(path) != facts:
+                    name = "/".join(filter(None, ("runs", self._run.name, place, str(path.relative_to(files)))))
+                    upload_file(Path(draft) / str(number), bucket, name)
+                    self._copied[path] = facts
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy a file; a database of SQLite as of one moment, whoever writes to it."""
+    with path.open("rb") as file:
+        if not file.read(16).startswith(b"SQLite format 3"):
+            file.seek(0)
+            target.write_bytes(file.read())
+            return
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+
+
+def _folder(run: Path, use: str) -> Path:
+    return run / "trackers" / re.sub(r"\W+", ".", use)
+
+
+def _errors_file(attempt: Path, use: str) -> Path:
+    return attempt / f"{_folder(attempt.parent, use).name}.errors.json"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _tell(attempt: Path, use: str, message: str) -> None:
+    """Add a line to the program's log."""
+    with (attempt / "log").open("ab") as log:
+        log.write(f"slipway: logging.trackers: {use}: {message}\n".encode())
