@@ -62,13 +62,13 @@ ERRORS = "tracker_errors"
 def start_trackers(attempt: Path, order: dict[str, Any], environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
     """Start a process for each tracker of `order`, with the program's Python and variables."""
     venv, started = order["venv"], list[subprocess.Popen[bytes]]()
-    python = "python3" if venv == NO_VENV else str(venv_folder(venv) / "bin" / "python")
     (attempt / END).unlink(missing_ok=True)
     for number, tracker in enumerate(order["trackers"]):
         own = {key: order[key] for key in ("run_id", "attempt", "bucket")}
         with (attempt / f"tracker-{number}.log").open("ab") as log, tempfile.TemporaryFile() as stdin:
             stdin.write(dump({**own, **tracker}))
             stdin.seek(0)
+            python = "python3" if venv == NO_VENV else str(venv_folder(venv) / "bin" / "python")
             command = [python, str(Path(sys.argv[0]).resolve()), "track"]
             try:
                 started.append(

@@ -168,7 +168,8 @@ class TextScreen:
             return
         self._print(f"results  {run_url(self._plan.config, self._plan.bucket, result.run_id)}")
         config = self._plan.config
-        curves = " · slipway tensorboard" if config.program.kind == "trainer" else ""  # it wrote the files of it
+        has_curves = config.program.kind == "trainer" or "tensorboard" in config.logging.trackers
+        curves = " · slipway tensorboard" if has_curves else ""
         self._print(f"next     slipway report{curves} · slipway get {result.run_id}", indent=9)
         if isinstance(config.data, ArithmeticData) and isinstance(config.loop, GrpoLoop):
             asked = shlex.quote(config.data.question(7, 2))

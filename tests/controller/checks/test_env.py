@@ -188,22 +188,84 @@ def test_the_lock_has_a_jax_for_the_python_of_its_pods(tmp_path: Path) -> None:
 TRAINER = ["+experiment=quickstart", "logging.wandb={project: p, entity: null, mode: online}"]
 
 
-def test_wandb_wants_a_package_and_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_wants_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     def said(*overrides: str) -> list[str]:
-        return [str(finding) for finding in env.wandb_is_possible(config(*TRAINER, *overrides))]
+        return [str(finding) for finding in env.trackers_are_possible(config(*TRAINER, *overrides))]
 
-    monkeypatch.setattr(env, "find_spec", lambda name: None)
-    package, key = said()
-    assert package.startswith("logging.wandb: the emulated workers use this machine's packages, which lack wandb")
+    [key] = said()
     assert key.startswith("logging.wandb: WANDB_API_KEY is not set; set it (https://wandb.ai/authorize)")
-    monkeypatch.setattr(env, "find_spec", lambda name: name)
     assert said("logging.wandb.mode=offline") == []
     assert said("env.secrets.WANDB_API_KEY=file:/a/key") == []
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     assert said() == []
     assert len(said("env.secrets.WANDB_API_KEY=null")) == 1
     assert said("logging.wandb=null", "env.secrets.WANDB_API_KEY=null") == []
-    assert "your own program must call W&B itself" in said("program=command", "program.command=[x]")[0]
+    assert [line.partition(":")[0] for line in said("logging.wandb=null", "logging.trackers=[wandb]", NO_KEY)] == [
+        "logging.trackers"
+    ]
+    assert said("logging.wandb=null", "logging.trackers=[wandb]", NO_KEY, "env.vars={WANDB_MODE: offline}") == []
+
+
+NO_KEY = "env.secrets.WANDB_API_KEY=null"
+LOCAL_STORE = "writes to a file among the run's results, since"
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "said"),
+    [
+        (["[mlflow]"], "", f"mlflow {LOCAL_STORE} MLFLOW_TRACKING_URI is not set for the workers; it holds an address"),
+        (["[mlflow]"], "MLFLOW_TRACKING_URI", "env.secrets.MLFLOW_TRACKING_URI=env passes yours on"),
+        (["[mlflow]", "env.vars={MLFLOW_TRACKING_URI: 'http://a'}"], "", ""),
+        (["[trackio]"], "", f"trackio {LOCAL_STORE} TRACKIO_SPACE_ID is not set for the workers"),
+        (["[trackio]", "env.vars={TRACKIO_SPACE_ID: a/b}"], "", "a Space needs HF_TOKEN, which is not set; set it"),
+        (["[trackio]", "env.vars={TRACKIO_SPACE_ID: a/b}"], "HF_TOKEN", ""),
+        (["[tensorboard, my_own:Tracker]"], "", ""),
+    ],
+)
+def test_what_a_tracker_sends_to_is_passed_on(
+    words: list[str], variable: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "x" * 20)
+    trackers, *others = words
+    found = [*env.trackers_are_possible(config(*COMMAND, f"logging.trackers={trackers}", *others))]
+    assert {finding.severity for finding in found} <= {"warning"}
+    assert (said in str(found[0])) if said else found == []
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "said"),
+    [
+        (["env.packages=lock"], {}, "mlflow needs its package, which env.packages=lock lacks; use program.setup=[["),
+        (["env.packages=lock", "program.setup=[[uv,pip,install,mlflow-skinny]]"], {}, ""),
+        (["env.packages=requirements", "env.requirements=r.txt"], {"r.txt": "torch\n"}, "is not in env.requirements"),
+        (["env.packages=requirements", "env.requirements=r.txt"], {"r.txt": "MLflow>=3\n"}, ""),
+        (["env.packages=requirements", "program.setup=[[uv,sync]]"], {"uv.lock": 'name = "mlflow"\n'}, ""),
+        (["env.packages=requirements", "program.setup=[[uv,sync]]"], {"uv.lock": 'name = "torch"\n'}, "is not in"),
+        (["env.packages=requirements"], {"uv.lock": 'name = "mlflow"\n'}, "is not in env.requirements"),
+        (["env.packages=image"], {}, "which this machine lacks, whose packages the workers use: pip install mlflow"),
+        (["env.packages=image", "cloud=gcp", "cloud.project=acme"], {}, "which the image of the workers lacks"),
+    ],
+)
+def test_the_package_of_a_tracker_is_installed(
+    words: list[str], files: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env, "find_spec", lambda name: None)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    snapshot = CodeSnapshot(tmp_path, tuple(files))
+
+    def found(trackers: str) -> list[str]:
+        made = config("program=command", "program.command=[x]", "cloud=local", f"logging.trackers={trackers}", *words)
+        plan = build_plan(made, "acme", tmp_path, snapshot)
+        return [str(finding) for finding in env.tracker_packages_are_installed(plan, plans.context())]
+
+    findings = found("[mlflow]")
+    assert len(findings) == (1 if said else 0)
+    assert said in "".join(findings)
+    assert found("[my_own:Tracker]") == []
 
 
 def test_the_lock_has_what_is_wanted_and_every_package_once() -> None:
@@ -213,6 +275,7 @@ def test_the_lock_has_what_is_wanted_and_every_package_once() -> None:
         (["+experiment=quickstart", "env.packages=lock", harness], {"lm-eval"}),
         ([*TRAINER, "env.packages=lock", harness], {"wandb", "lm-eval"}),
         (["+experiment=quickstart", "env.packages=lock"], set()),
+        (["program=command", "program.command=[x]", "env.packages=lock", "logging.trackers=[wandb]"], {"wandb"}),
     ):
         made = config(*words)
         text = venv_requirements(made, take_snapshot(made, Path.cwd())).text

@@ -19,6 +19,7 @@ from tests.paths import ROOT
 GRPO = ["+experiment=quickstart"]
 LM = ["data=text", "data.path=/etc/hostname", "model=tiny", "loop=lm", "optimizer=adamw", "cloud=local"]
 PUZZLE = ["data=puzzles", "data.path=/tmp", "model=trm", "loop=puzzle", "optimizer=adam_atan2", "cloud=local"]
+OWN = ["program=command", "program.command=[python]", "cloud=local"]
 OWN_MODEL = "model.implementation=my_model:GatedAverage"
 EVERYTHING = [
     *("data=questions", "data.source=my_questions:products", "data.options={largest: 7}", "model=tiny", "cloud=local"),
@@ -26,6 +27,7 @@ EVERYTHING = [
     *("loop.environment.name=my_environment:HigherLower", "loop.environment.options={bonus: 0.5}"),
     *("loop.evaluations={style: my_evaluation:style}", "data.prompt.formatter=my_prompt:terse"),
     *("optimizer=custom", "optimizer.rule=my_optimizer:signs", "notify.notifier=my_notifier:to_file"),
+    "logging.trackers=[my_tracker:ToCsv]",
 ]
 LANGUAGE = [
     *("data=documents", "data.source=my_documents:counting", "model=tiny", "loop=lm", "optimizer=adamw", "cloud=local"),
@@ -50,7 +52,7 @@ def words(*overrides: str) -> list[str]:
 def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]) -> None:
     before = {*sys.modules}
     used = references(config(*overrides))
-    assert len(used) == (8 if overrides is EVERYTHING else 4)
+    assert len(used) == (9 if overrides is EVERYTHING else 4)
     assert words(*overrides) == []
     assert {name for name in {*sys.modules} - before if name.startswith("my_")} <= {"my_check"}
 
@@ -79,6 +81,9 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
         ([*LM, "loop.loss=my_losses:focal", "loop.loss_options={gama: 1}"], "unexpected keyword argument 'gama'"),
         ([*LM, "optimizer=custom", "optimizer.rule=my_optimizer:sign"], "optimizer.rule: optimizer rule"),
         ([*LM, "loop=custom", "loop.run=my_loop:train"], "loop.run: loop my_loop:train:"),
+        ([*OWN, "logging.trackers=[my_tracker:ToCvs]"], "extension: logging.trackers: tracker my_tracker:ToCvs:"),
+        ([*OWN, "logging.trackers=[my_notifier:to_file]"], "is called as (run, config, folder): too many positional"),
+        ([*OWN, "logging.trackers=[my_tracker:ToCsv]", "code.modules=[nowhere]"], "modules: code.modules: there is no"),
         ([*LM, "notify.notifier=my_notifier:to_fiel"], "notify.notifier: notifier my_notifier:to_fiel:"),
         ([*LM, "loop.loss=my_losses:focal", "code.modules=[nowhere]"], "modules: code.modules: there is no folder"),
         ([*GRPO, "model.implementation=my_model:GatedAverage"], "implementation: model.implementation: the grpo loop"),

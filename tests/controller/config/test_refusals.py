@@ -280,6 +280,10 @@ QUICKSTART = "+experiment=quickstart"
          "choices: constant, cosine, linear, warmup_stable_decay, piecewise"),
         ("logging.wandb=mine", "logging.wandb: is a section with keys, not 'mine'; set one of them, such as "
          "logging.wandb.entity=…; keys: entity, mode, project"),
+        ("logging.trackers=[wandv]", "logging.trackers.0: must be one of tensorboard, trackio, mlflow, wandb, or "
+         "module:name"),
+        ("logging.trackers=wandb", "logging.trackers: must be a list"),
+        ("logging.trackers=[mlflow,mlflow]", "logging.trackers: has mlflow twice; name it once"),
         ("model.num_heads=5", "model: num_heads (5) must be a multiple of num_kv_heads (2)"),
         ("loop.rewards={mine:close:1.0}", "loop.rewards: a colon in a name is written \\: on the command line: "
          "{mine\\:close: 1.0}"),

@@ -54,11 +54,12 @@ PROGRAM = (
     *EVERYWHERE,
     "program=command",
     "program.command=[python, -c, import canary_of_strangers]",
+    f"logging.trackers=[{OWN}:track]",
     "run.name=program",
 )
 RECORDS = (TRAINED, LANGUAGE, LOOP, PROGRAM)
 MARKED = "import os\nwith open(os.environ['CANARY'], 'a') as out: out.write(f'{__name__} {__file__}\\n')\n"
-NAMES = "check tell questions prompt reward loss rule evaluation Game documents token_loss Family train"
+NAMES = "check tell questions prompt reward loss rule evaluation Game documents token_loss Family train track"
 CODE = f"{MARKED}class Step:\n    pass\n{' = '.join(NAMES.split())} = print\n"
 IMPORTED_BY_TOOLS = ("sitecustomize.py", "usercustomize.py", "conftest.py", "setup.py", "hydra_plugins/canary.py")
 
