@@ -19,12 +19,14 @@ class TrackerOrder(TypedDict):
     """A tracker of the run: a built-in name or `module:name`, its settings, and what it is told of the run.
 
     `by_phase`: metrics of other phases than `train` get the phase before their name, since they may share one.
+    `earlier`: the last lines of metrics.jsonl in earlier attempts, as the controller was told them.
     """
 
     use: str
     settings: dict[str, Any]
     config: dict[str, Any]
     by_phase: bool
+    earlier: str
 
 
 PROJECT = "slipway"

@@ -138,11 +138,11 @@ class Follower:
 
     def __init__(
         self, attempt: Path, bucket: str | None, use: str, settings: dict[str, Any], config: dict[str, Any],
-        by_phase: bool, clock: Callable[[], float] = time.monotonic,
+        by_phase: bool, earlier: str, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._attempt, self._run, self._bucket, self._use = attempt, attempt.parent, bucket, use
         self._settings, self._config, self._by_phase, self._clock = settings, config, by_phase, clock
-        self._home = _folder(self._run, use)
+        self._home, self._earlier = _folder(self._run, use), earlier
         self._object = f"runs/{self._run.name}/trackers/{self._home.name}.tar"
         self._tracker: Any = None
         self._step, self._errors, self._offset = -1, 0, 0
@@ -204,6 +204,9 @@ class Follower:
         self._tracker = tracker
         for step, row in stored.get("rows", []):
             self._add(step, row)
+        for line in self._earlier.splitlines():  # a machine that died may have stored less than it told
+            with suppress(ValueError):  # the first is cut
+                self._add(*self._row_of(parse_object(line.encode())))
 
     def _restore(self) -> dict[str, Any]:
         """Return the stored state, after putting the files there that belong to it."""

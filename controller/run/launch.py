@@ -10,6 +10,7 @@ lives; an object that has not been rewritten for a while belongs to a dead contr
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
@@ -29,6 +30,7 @@ from controller.lease import Lease
 from controller.plan.build import Plan
 from controller.plan.samplers import owner_of
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, parse_record
+from controller.records.recorder import LOCAL_METRICS_FILE, run_folder
 from controller.resources.devices import PEER_PORT, jax_coordinator
 from controller.resources.machines import active_runs, require_answers
 from controller.resources.pod.node import Node
@@ -129,6 +131,10 @@ def sampler_secrets(plan: Plan, fleet: Fleet, attempt: int) -> dict[str, str]:
     return {SECRET_VARIABLE: secret} if is_pod else {TOKEN_VARIABLE: attempt_token(secret, attempt)}
 
 
+EARLIER_BYTES = 1 << 16
+"""Bytes of metrics that a tracker is told again: more than a program writes between two stores."""
+
+
 def tracker_orders(plan: Plan) -> list[TrackerOrder]:
     """Return the trackers of a run, which are told what run.yaml has of it; a pod of samplers has none."""
     config, told = plan.config, yaml.safe_load(plan.get(RunConfig).text)
@@ -137,9 +143,11 @@ def tracker_orders(plan: Plan) -> list[TrackerOrder]:
     own = config.program.kind == "command"
     shown = {name: told[name] for name in told if name not in ("format", "dir", "logging", "compile_cache")}
     shown |= {"command": [*config.program.command]} if own else {}
+    told_file = run_folder(Path(config.run.state_dir).expanduser(), plan.run_id) / LOCAL_METRICS_FILE
+    earlier = told_file.read_bytes()[-EARLIER_BYTES:].decode(errors="replace") if told_file.is_file() else ""
     settings = {"wandb": config.logging.wandb.model_dump() if config.logging.wandb else {}}
     return [
-        {"use": name, "settings": settings.get(name, {}), "config": shown, "by_phase": own}
+        {"use": name, "settings": settings.get(name, {}), "config": shown, "by_phase": own, "earlier": earlier}
         for name in config.logging.all_trackers
         if own or name != "tensorboard"  # the trainer writes its files itself
     ]

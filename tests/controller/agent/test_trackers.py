@@ -48,7 +48,13 @@ sys.exit(code)
 
 
 def order(use: str) -> dict[str, Any]:
-    return {"use": use, "settings": {}, "config": {"name": "e", "pod": {"accelerator_type": "v"}}, "by_phase": True}
+    return {
+        "use": use,
+        "settings": {},
+        "config": {"name": "e", "pod": {"accelerator_type": "v"}},
+        "by_phase": True,
+        "earlier": "",
+    }
 
 
 @pytest.fixture
@@ -120,11 +126,11 @@ class Life:
     def run(self) -> Path:
         return self.root / "root/runs/run-1"
 
-    def begin(self) -> Follower:
+    def begin(self, earlier: str = "") -> Follower:
         self.attempt += 1
         folder = self.run / f"attempt-{self.attempt}"
         folder.mkdir(parents=True)
-        use = order("my_followed:Recorder")
+        use = order("my_followed:Recorder") | {"earlier": earlier}
         return Follower(folder, str(self.root / "bucket"), **use, clock=lambda: self.now)
 
     def write(self, *lines: dict[str, Any], mode: str = "a") -> None:
@@ -165,6 +171,18 @@ def test_a_machine_that_is_gone_at_once_costs_nothing_that_was_stored(life: Life
     follower.look()
     follower.end(final=True, goes_on=False)
     assert life.steps == [4, 5, 6, 7, 8, 9]
+
+
+def test_what_a_machine_told_before_it_died_is_passed_on(life: Life) -> None:
+    follower = life.begin()
+    life.write(*steps(1, 4))
+    follower.look()
+    shutil.rmtree(life.run)
+    life.rows.clear()
+    follower = life.begin('p": 3, "loss": 9}\n' + "".join(json.dumps(line) + "\n" for line in steps(2, 7)))
+    life.write(*steps(8, 9))
+    follower.look()
+    assert life.steps == [4, 5, 6, 7, 8]
 
 
 def test_a_store_that_knows_better_counts(life: Life) -> None:

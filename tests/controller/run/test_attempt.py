@@ -149,7 +149,11 @@ POD = "pod-1"
 @pytest.mark.parametrize(
     ("kind", "wanted", "has_hook"), [("command", True, True), ("command", False, False), ("trainer", True, False)]
 )
-def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, wanted: bool, has_hook: bool) -> None:
+def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(
+    kind: str, wanted: bool, has_hook: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "runs/r-1").mkdir(parents=True)
+    (tmp_path / "runs/r-1/told.jsonl").write_text('{"step": 1}\n')
     sent: list[dict[str, Any]] = []
     fleet: Any = SimpleNamespace(call_all=lambda _, payloads: sent.extend(payloads) or [{} for _ in payloads])
     endpoints = [SimpleNamespace(internal=f"10.0.0.{2 + worker}") for worker in range(3)]
@@ -162,6 +166,7 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
             "env": SimpleNamespace(vars={}),
             "cloud": None,
         },
+        run=SimpleNamespace(state_dir=str(tmp_path)),
         logging=SimpleNamespace(all_trackers=("tensorboard", "my_own:Tracker"), wandb=None),
     )
     plan: Any = SimpleNamespace(
@@ -175,6 +180,7 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     assert told == ("runs/r-1/launches/0002.json", 30.0)
     assert [payload["exit_hook"] for payload in sent] == [has_hook] * 3
     own = {"config": {"name": "e", **({"command": ["x"]} if kind == "command" else {})}, "settings": {}}
+    own["earlier"] = '{"step": 1}\n'
     trackers = [{"use": name, "by_phase": kind == "command", **own} for name in config.logging.all_trackers]
     assert [payload["trackers"] for payload in sent] == [trackers if kind == "command" else trackers[1:], [], []]
     shared = {"SLIPWAY_WORKERS": "3", "SLIPWAY_COORDINATOR": f"10.0.0.2:{PEER_PORT}"}

@@ -3,13 +3,16 @@
 On both planes where Google has a part in it; what only workers tell is told on one.
 """
 
+import csv
 import json
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from controller.checks.fit import cache_file
 from controller.cli import main
@@ -17,6 +20,7 @@ from controller.core import json_documents
 from controller.resources import devices
 from tests.controller.cli.verbs.test_up import TWO_WORKERS
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.paths import ROOT
 from tests.planes import PLANES, Plane
 
 pytestmark = pytest.mark.e2e
@@ -66,6 +70,28 @@ with open(os.environ["SLIPWAY_RUN_DIR"] + "/metrics.jsonl", "a") as file:
         print(json.dumps({"step": step, "loss": loss}), file=file)
     secret = os.environ["TOKEN"]
     print(json.dumps({"step": 18, "alert": "reward hacking", "message": "the token is " + secret}), file=file)
+"""
+TRACKED = """
+import json, os, time
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+attempt, bucket = int(os.environ["SLIPWAY_ATTEMPT"]), os.environ["SLIPWAY_BUCKET"].removeprefix("gs://")
+storage, run = os.environ["STORAGE_EMULATOR_HOST"], "runs/" + os.environ["SLIPWAY_RUN_ID"]
+steps = range(1, 6) if attempt == 1 else range(4, 9)
+with open(os.environ["SLIPWAY_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+    file.write("".join(json.dumps({"step": step, "loss": 1 / step}) + "\\n" for step in steps))
+
+def stored():
+    found = json.load(urlopen(f"{storage}/storage/v1/b/{bucket}/o?prefix={quote(run + '/trackers/', safe='')}"))
+    return sum(each["name"].endswith(".tar") for each in found.get("items", []))
+
+while attempt == 1 and stored() < 2:
+    time.sleep(0.1)
+url = f"{storage}/upload/storage/v1/b/{bucket}/o?uploadType=media&name=begun/{attempt}"
+urlopen(Request(url, data=b"x", method="POST")).read()
+while attempt == 1:
+    time.sleep(0.1)
 """
 RUN = ("program.command=[python,train.py]", "env.packages=image")
 
@@ -175,6 +201,24 @@ def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipw
     assert [(episode["kind"], episode["response"]) for episode in past] == [("preempted", "replace_node")]
     told = r"\d\d:\d\d:\d\d  .*: preempted: worker 0 received a preemption notice.*; replace node\n"
     assert re.search(told, slipway("status", *RUN, *words)[1])
+
+
+def test_a_tracker_gets_each_step_once_across_a_preemption(slipway: SlipwayCli) -> None:
+    """The example of the page, beside a program without code of its own for it, whose second pod repeats two steps."""
+    (slipway.repository / "train.py").write_text(TRACKED)
+    (slipway.repository / "slipway").mkdir()
+    shutil.copy(ROOT / "docs/extend/my_tracker.py", slipway.repository / "slipway")
+    words = (*RUN, "logging.trackers=[my_tracker:ToCsv, tensorboard]")
+    code, out, err = slipway("up", *words, "cloud.faults=[{kind: preempted, after_object: begun/1}]")
+    assert (code, err) == (0, "")
+    assert "launched attempt 2" in out
+    run = slipway.json("plan", *words)["run"]
+    code, _, err = slipway("get", run, "--to", str(slipway.home / "got"))
+    assert (code, err) == (0, "")
+    rows = [*csv.reader((slipway.home / "got/trackers/my_tracker.ToCsv/metrics.csv").read_text().splitlines())]
+    assert rows == [[run, "0", str(step), "loss", str(1 / step)] for step in range(1, 9)]
+    read = EventAccumulator(str(slipway.home / "got/tb")).Reload()
+    assert [point.step for point in read.Scalars("loss")] == [*range(1, 9)]
 
 
 def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli) -> None:
