@@ -29,7 +29,9 @@ from controller.plan.build import Plan
 from controller.resources.software import Venv
 
 LM_EVAL = re.compile(r"^lm[-_.]eval\b", re.MULTILINE | re.IGNORECASE)
-VERIFIERS = re.compile(r"^verifiers\b", re.MULTILINE | re.IGNORECASE)
+VERIFIERS = re.compile(r"^verifiers\b(?!-)(.*)", re.MULTILINE | re.IGNORECASE)
+UNKNOWN = re.compile(r"==(?!\s*0\.(1\.1[4-9]|[2-4]\b))")
+"""After the name of verifiers: a version that Slipway does not know."""
 KEYS = (
     *(
         "loop.rewards",
@@ -110,11 +112,25 @@ def _absent_packages(config: Config, uses: list[Use], files: Mapping[str, Path])
 
 
 def _may_be_installed(use: Use, config: Config, files: Mapping[str, Path]) -> bool:
-    """Return whether an environment of verifiers may be a package that `env.requirements` names."""
+    """Return whether an environment of verifiers may be a taskset, or a package that `env.requirements` names."""
     environment = getattr(config.loop, "environment", None)
     module = getattr(environment, "verifiers_module", None)
+    if use.kind != "environment" or module is None:
+        return False
     is_own = f"{module}.py" in files or f"{module}/__init__.py" in files
-    return use.kind == "environment" and module is not None and config.env.packages == "requirements" and not is_own
+    return (config.env.packages == "requirements" and not is_own) or _is_taskset(module, files)
+
+
+def _is_taskset(module: str, files: Mapping[str, Path]) -> bool:
+    """Return whether a module is a taskset of verifiers 0.4: one of the library's own, or one with `__all__`."""
+    library = find_spec("verifiers")
+    if library is not None and library.origin and (Path(library.origin).parent / "v1/tasksets" / module).is_dir():
+        return True
+    try:
+        find_signature(f"{module}:__all__", files, installed=True)
+    except DefinitionError:
+        return False
+    return True
 
 
 @check("evaluation", "error", "loop.evaluations.NAME")
@@ -175,8 +191,13 @@ def verifiers_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
     for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
         if venv.packages == "lock":
             yield Issue("the lock has no verifiers; set env.packages=requirements", "loop.environment.name")
-        elif venv.packages == "requirements" and venv.requirements and not VERIFIERS.search(venv.requirements):
-            yield Issue("verifiers is not in env.requirements; add verifiers>=0.1.14,<0.4", "loop.environment.name")
+        elif venv.packages == "requirements" and venv.requirements:
+            found = VERIFIERS.search(venv.requirements)
+            if found is None or UNKNOWN.search(found[1]):
+                said = (
+                    f"{found[0]} in env.requirements is unknown here" if found else "env.requirements lacks verifiers"
+                )
+                yield Issue(f"{said}; write verifiers>=0.1.14,<0.5", "loop.environment.name")
 
 
 @check("modules", "error", "code.modules")

@@ -16,7 +16,7 @@ from trainer.distributed.runtime import gather_tree
 from trainer.environments.worker import check_class
 from trainer.rewards.process import OutputLimitError, ProcessDiedError, TimeLimitError, WorkerProcess
 
-CAUSES = ("error", "timeout", "memory", "output", "not_finite", "history", "died")
+CAUSES = ("error", "timeout", "memory", "processes", "output", "not_finite", "history", "died")
 """What may fail an episode, by name."""
 
 

@@ -18,52 +18,68 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from conf.environment import TOOLS, Messages
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
+from trainer.environments import verifiers_tasks
+from trainer.environments.failure import FailureError
+from trainer.sandbox.box import why_not
 
 COLUMN = "verifiers"
 """Column of a question's row with the row of the environment's own data set, as JSON."""
 CLASSES = ("SingleTurnEnv", "MultiTurnEnv", "ToolEnv")
+KEY = "loop.environment.name"
 
 CALL_BEGIN = "<tool_call>"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
-class FailureError(Exception):
-    """What an environment did that fails its episode. The arguments are cause, one of `pool.CAUSES`, and reason."""
 
 
 def check_installed(module: str) -> None:
     """Raise RunFileError if the library or the environment's module is not installed."""
     if importlib.util.find_spec("verifiers") is None:
         told = "the package verifiers is not installed; name it in the file of env.requirements"
-        raise RunFileError(f"loop.environment.name: {told}, or pip install 'slipway-tpu[verifiers]' on this machine")
-    if importlib.util.find_spec(module) is None:
+        raise RunFileError(f"{KEY}: {told}, or pip install 'slipway-tpu[verifiers]' on this machine")
+    if importlib.util.find_spec(module) is None and not (has_tasksets() and verifiers_tasks.is_shipped(module)):
         told = f"there is no module {module}, neither installed nor in the folders of code.modules"
-        raise RunFileError(f"loop.environment.name: {told}")
+        raise RunFileError(f"{KEY}: {told}")
+
+
+def has_tasksets() -> bool:
+    """Return whether environments of the library are tasksets, as in 0.4, and no classes, as before."""
+    return version("verifiers").split(".")[:2] == ["0", "4"]
+
+
+def check_box(settings: Environment) -> None:
+    """Raise RunFileError if programs of the environment need a box, and this machine has none."""
+    agents = [agent for agent in settings.options.values() if isinstance(agent, Mapping)]
+    runtimes = [agent["runtime"].get("type") for agent in agents if isinstance(agent.get("runtime"), Mapping)]
+    if has_tasksets() and not {*runtimes} - {"subprocess"} and (reason := why_not()):
+        choice = "or name another runtime of verifiers, such as options={agent: {runtime: {type: docker}}}"
+        raise RunFileError(f"loop.environment.sandbox: {reason}, {choice}")
 
 
 def load_environment(module: str, options: Mapping[str, Any]) -> Any:
-    """Return the Environment of `module.load_environment(**options)`.
+    """Return the Environment of `module.load_environment(**options)`, or what plays a taskset as one.
 
     Raises RunFileError if it cannot be used. Any other exception is the environment's own.
     """
     check_installed(module)
+    if has_tasksets():
+        return verifiers_tasks.TasksetEnvironment(module, options)
     import verifiers as vf  # pyright: ignore[reportMissingImports]
 
-    key = "loop.environment.name"
     if not all(hasattr(vf, name) for name in CLASSES):
-        raise RunFileError(f"{key}: verifiers {vf.__version__} has no {', '.join(CLASSES)}; install verifiers<0.4")
+        raise RunFileError(f"{KEY}: verifiers {vf.__version__} is unknown here; install verifiers>=0.1.14,<0.5")
     found = vf.load_environment(module, **options)
     for told in (signal.SIGINT, signal.SIGTERM):  # its handlers would end the process before the trainer does
         signal.signal(told, signal.SIG_IGN)
     if not isinstance(found, vf.Environment):
-        raise RunFileError(f"{key}: load_environment of {module} returned no verifiers.Environment but {found!r:.100}")
+        raise RunFileError(f"{KEY}: load_environment of {module} returned no verifiers.Environment but {found!r:.100}")
     if found.requires_group_rollouts:
-        raise RunFileError(f"{key}: the rubric of {module} scores groups of rollouts; only single ones are scored")
+        raise RunFileError(f"{KEY}: the rubric of {module} scores groups of rollouts; only single ones are scored")
     return found
 
 
@@ -71,7 +87,11 @@ def load_episodes(settings: Environment) -> "Callable[[], VerifiersEpisode]":
     """Return a function that makes one episode; see `load_environment`."""
     assert settings.verifiers_module is not None
     environment = load_environment(settings.verifiers_module, settings.options)
-    return partial(VerifiersEpisode, environment, _client_class(), asyncio.new_event_loop())
+    loop = asyncio.new_event_loop()
+    if isinstance(environment, verifiers_tasks.TasksetEnvironment):
+        loop.run_until_complete(environment.start(settings.sandbox, settings.max_output_mib))
+        return partial(VerifiersEpisode, environment, lambda ask: ask, loop)
+    return partial(VerifiersEpisode, environment, _client_class(), loop)
 
 
 def _client_class() -> type:
@@ -103,7 +123,7 @@ def _client_class() -> type:
 class VerifiersEpisode:
     """One rollout; see `conf.environment.Environment`."""
 
-    def __init__(self, environment: Any, client: type, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, environment: Any, client: Callable[..., Any], loop: asyncio.AbstractEventLoop) -> None:
         self._environment, self._client, self._loop = environment, client(self._ask), loop
         self._task: asyncio.Task[Mapping[str, Any]] | None = None
         self._requests = asyncio.Queue[tuple[list[dict[str, Any]], list[dict[str, Any]]]]()

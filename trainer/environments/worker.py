@@ -19,7 +19,7 @@ from conf.environment import Environment as Episode
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
 from trainer.environments import verifiers_env
-from trainer.environments.verifiers_env import FailureError
+from trainer.environments.failure import FailureError
 from trainer.extension import add_modules, load_extension
 from trainer.rewards.process import cpu_time_limit, file_size_limit, install_limits
 
@@ -28,6 +28,7 @@ def check_class(settings: Environment) -> None:
     """Raise RunFileError if the class is missing or does not fit. An environment of verifiers is not imported."""
     if settings.verifiers_module is not None:
         verifiers_env.check_installed(settings.verifiers_module)
+        verifiers_env.check_box(settings)
     else:
         load_class(settings)
 

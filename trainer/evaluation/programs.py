@@ -1,34 +1,25 @@
 """Programs that the model writes: how many compile, and how many pass their tests.
 
-Each runs in a folder of its own under limits of time, memory and file size, without this machine's environment; and,
-where the kernel lets ordinary users have namespaces, without network and without sight of other processes.
+Each runs in a box of its own (trainer/sandbox), without network and without sight of this machine.
 """
 
+import asyncio
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from conf.extension import EvaluatedModel
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus.rows import Row, read_rows
 from trainer.rewards.pool import RewardPool, Submission
+from trainer.sandbox.box import Box, Limits, RefusedError, why_not
 
-ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-LIMITED = ("sh", "-c", 'ulimit -t "$1"; ulimit -f "$2"; shift 2; exec "$@"', "sh")
-"""Sets limits of CPU seconds and of blocks per file, then runs a command. A preexec_fn could deadlock beside JAX."""
-MAX_FILE_BLOCKS = (64 << 20) // 512
 PYTHON = "python"
 """In a command: this interpreter."""
+MAX_FILE_BYTES, MAX_PROCESSES = 64 << 20, 64
 CHECK, CALL = re.compile(r"^def check\(", re.MULTILINE), re.compile(r"\bcheck\(")
 COMPILED, PASSED = 0.5, 1.0
 """Scores of a program; 0 is one that does not compile."""
@@ -63,6 +54,8 @@ def code(
     for program in (compile[0], command[0]):
         if "/" not in program and program != PYTHON and shutil.which(program) is None:
             raise FileNotFoundError(f"{program} is not installed on this worker; program.setup can install it")
+    if reason := why_not():
+        raise RefusedError(reason)
     problems = [_problem(row) for row in read_rows(path, "path")]
     prompts = [[*model.bos, *tokens] for tokens in model.encode([problem["prompt"] for problem in problems])]
     answers = model.generate(prompts, max_new_tokens, stop)
@@ -93,13 +86,24 @@ def _problem(row: Row) -> dict[str, Any]:
 
 def compile_and_pass(response: str, answer: str) -> float:
     """Return how far a program comes. It runs in a process of rewards. answer: file, commands and seconds, as JSON."""
-    how = json.loads(answer)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / how["file"]).write_text(response)
-        compiling, running = how["commands"]
-        if not _succeeds(compiling, folder, how["seconds"]):
-            return 0.0
-        return PASSED if _succeeds(running, folder, how["seconds"]) else COMPILED
+    return asyncio.run(_score(response, **json.loads(answer)))
+
+
+async def _score(program: str, file: str, commands: Sequence[Sequence[str]], seconds: float) -> float:
+    # a worker ends after 10 times the seconds and 30
+    box = Box(Limits(seconds, 4 * seconds + 10, 4 << 30, MAX_FILE_BYTES, MAX_FILE_BYTES, MAX_PROCESSES))
+    score = 0.0
+    try:
+        await box.start()
+        await box.run(["sh", "-c", 'cat >"$0"', file], stdin=program.encode())
+        for words, reached in zip(commands, (COMPILED, PASSED), strict=True):
+            ended = await box.run([sys.executable if word == PYTHON else word for word in words])
+            if ended.code:
+                break
+            score = reached
+    finally:
+        box.stop()
+    return score
 
 
 REWARD = f"{__name__}:{compile_and_pass.__name__}"
@@ -108,32 +112,3 @@ REWARD = f"{__name__}:{compile_and_pass.__name__}"
 def _program(problem: dict[str, Any], answer: str) -> str:
     call = "" if problem.get("entry_point") is None else f"\ncheck({problem['entry_point']})"
     return f"{problem['prompt']}{answer}\n{problem['test']}{call}\n"
-
-
-def _succeeds(words: Sequence[str], folder: str, seconds: float) -> bool:
-    """Return whether a command ends with exit code 0 within its limits."""
-    limits = (str(int(seconds) + 1), str(MAX_FILE_BLOCKS))
-    program = [sys.executable if word == PYTHON else word for word in words]
-    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-    command, quiet = [*LIMITED, *limits, *_isolation(), *program], subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, cwd=folder, env=env, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-    )
-    try:
-        return process.wait(timeout=4 * seconds + 10) == 0  # a worker ends after 10 times the seconds and 30
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with what it has started
-        process.wait()
-
-
-@cache
-def _isolation() -> tuple[str, ...]:
-    """Return the words before a command that isolate it, or none where the kernel does not allow it."""
-    try:
-        tried = subprocess.run([*ISOLATED, "true"], capture_output=True, check=False, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return ISOLATED if tried.returncode == 0 else ()

@@ -83,9 +83,25 @@ ENVIRONMENTS: Mapping[str, str] = {
 }
 """Environments that are shipped, by the name that a config gives them, and the class of each."""
 VERIFIERS = "verifiers:"
-"""Before the id of an environment of the library `verifiers`: the module with its `load_environment`."""
+"""Before the id of an environment of the library `verifiers`: the module with its `load_environment` or taskset."""
 VERIFIERS_QUESTIONS = "trainer.environments.verifiers_rows:questions"
 """The questions of such an environment: `data.source` of the group data=verifiers."""
+
+
+class Sandbox(Strict):
+    """The box in which programs of an environment of verifiers 0.4 run, on the worker's own CPUs."""
+
+    cpu_seconds: float = Field(gt=0, le=86400, description="CPU time of a program, with all that it starts.")
+    wall_seconds: float = Field(
+        gt=0, le=86400, description="Seconds of a program; of a harness, between two answers of the policy."
+    )
+    memory_gib: float = Field(gt=0, le=1024, description="Memory of all processes in the box, in GiB.")
+    disk_mib: float = Field(ge=1, le=2**20, description="Size of the box's files, which are in memory too, in MiB.")
+    processes: int = Field(ge=4, le=4096, description="Processes in the box.")
+    network: Literal["none", "host"] = Field(
+        description="none: nothing but the policy and the environment's tools. host: what the worker reaches, with the "
+        "rights of its account on Google Cloud."
+    )
 
 
 class Environment(Strict):
@@ -95,7 +111,9 @@ class Environment(Strict):
         description="calculator, word_game, module:Class of your own, or verifiers:ENVIRONMENT_ID, with underscores, "
         "of the library verifiers. null: each response is a single turn."
     )
-    options: dict[str, Any] = Field(description="Keyword arguments of the class, or of load_environment.")
+    options: dict[str, Any] = Field(
+        description="Keyword arguments of the class or of load_environment, or the config of a taskset's environment."
+    )
     max_turns: int = Field(ge=1, le=1024, description="Maximum turns of the policy in an episode.")
     max_turn_tokens: int | None = Field(
         ge=1, description="Maximum tokens that the policy writes in a turn. null: loop.max_new_tokens."
@@ -107,6 +125,7 @@ class Environment(Strict):
         gt=0, le=1024, description="What one call prints, returns, or writes to a file at most, in MiB."
     )
     workers: int = Field(ge=1, le=256, description="Processes with environments, per worker.")
+    sandbox: Sandbox
 
     @property
     def reference(self) -> str | None:

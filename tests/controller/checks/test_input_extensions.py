@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -184,7 +185,7 @@ def test_an_environment_of_verifiers_needs_its_data_and_the_library(
     monkeypatch.setattr(input_extensions, "find_spec", lambda name: None)
     lacks = "verifiers: loop.environment.name: the emulated workers use this machine's packages, which lack verifiers: "
     assert on_image(*GAME) == [f"{lacks}pip install 'slipway-tpu[verifiers]'"]
-    monkeypatch.setattr(input_extensions, "find_spec", lambda name: name)
+    monkeypatch.setattr(input_extensions, "find_spec", lambda name: ModuleSpec(name, None, origin="/x/__init__.py"))
     assert on_image(*GAME, "loop.environment.options={rounds: 4}") == []
     (said,) = on_image(*GAME, "loop.environment.options={turns: 4}")
     assert "my_game:load_environment takes (rounds=" in said
@@ -194,6 +195,14 @@ def test_an_environment_of_verifiers_needs_its_data_and_the_library(
     assert "data=verifiers needs an environment of verifiers" in said
     (said,) = on_image("loop.environment.name=verifiers:her_game")
     assert "her_game" in said
+    (folder / "my_tasks.py").write_text("__all__ = ['Mine']\nclass Mine: ...\n")
+    assert on_image("loop.environment.name=verifiers:my_tasks") == []
+    (folder / "v1" / "tasksets" / "hangman").mkdir(parents=True)
+    library = ModuleSpec("verifiers", None, origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(input_extensions, "find_spec", lambda name: library)
+    assert on_image("loop.environment.name=verifiers:hangman") == []
+    (said,) = on_image("loop.environment.name=verifiers:chess")
+    assert said.startswith("extension: loop.environment.name: environment chess:load_environment")
     assert "my_game" not in {*sys.modules}
 
 
@@ -201,8 +210,16 @@ def test_an_environment_of_verifiers_needs_its_data_and_the_library(
     ("packages", "text", "said"),
     [
         ("lock", "jax==0.10.0", ["the lock has no verifiers; set env.packages=requirements"]),
-        ("requirements", "my-verifiers==1", ["verifiers is not in env.requirements; add verifiers>=0.1.14,<0.4"]),
+        ("requirements", "my-verifiers==1", ["env.requirements lacks verifiers; write verifiers>=0.1.14,<0.5"]),
+        ("requirements", "verifiers-monitor==1", ["env.requirements lacks verifiers; write verifiers>=0.1.14,<0.5"]),
         ("requirements", "jax\nverifiers==0.3.1", []),
+        ("requirements", "jax\nverifiers[ta]==0.4.0 \\\n    --hash=sha256:00", []),
+        ("requirements", "verifiers", []),
+        (
+            "requirements",
+            "verifiers==0.5.1",
+            ["verifiers==0.5.1 in env.requirements is unknown here; write verifiers>=0.1.14,<0.5"],
+        ),
         ("image", "", []),
     ],
 )

@@ -235,3 +235,16 @@ def test_the_example_of_the_docs_trains_and_evaluates_on_its_own_data(
     with EnvironmentPool(settings("", name=name, options={})) as pool:
         assert ask(pool, train[0], train[0]["question"].replace("?", "=")).text == train[0]["answer"]
         assert ask(pool, train[0], *train[0]["solution"].replace("=", "= ").split()).reward == 1
+
+
+def test_a_public_environment_of_the_registry_runs_as_it_is(new_episode: Any) -> None:
+    """Sophistry-bench: one turn about a passage, with claims that cite it. Its canaries are metrics without weight."""
+    pytest.importorskip("sophistry_bench_sprint")
+    rows = [*questions("train", environment="verifiers:sophistry_bench_sprint", options={"n_items": 3})]
+    assert len(rows) == 6
+    with EnvironmentPool(settings("", name="verifiers:sophistry_bench_sprint", options={"n_items": 3})) as pool:
+        assert [role for role, _ in ask(pool, rows[0]).messages or []][-1] == "user"
+        step = ask(pool, rows[0], "I argue for the first answer.")
+    assert (step.done, step.failure) == (True, "")
+    assert step.reward == step.metrics["aggregate_reward"]
+    assert {"n_claims_metric", "starts_with_canary_reward", "num_turns"} <= {*step.metrics}

@@ -12,8 +12,9 @@ from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.environments import verifiers_env
+from trainer.environments.failure import FailureError
 from trainer.environments.pool import EnvironmentPool
-from trainer.environments.verifiers_env import COLUMN, FailureError, VerifiersEpisode
+from trainer.environments.verifiers_env import COLUMN, VerifiersEpisode
 from trainer.environments.verifiers_rows import questions, to_question
 
 Ask = Callable[[list[Any], list[Any]], Awaitable[Any]]
@@ -173,7 +174,24 @@ def test_a_missing_library_or_module_is_one_clear_error(monkeypatch: pytest.Monk
         with pytest.raises(RunFileError, match=r"loop\.environment\.name: the package verifiers is not .*requirements"):
             used()
     found["verifiers"] = "there"
+    monkeypatch.setattr(verifiers_env, "version", lambda name: "0.3.1")
     with pytest.raises(RunFileError, match=r"loop\.environment\.name: there is no module no_such_game"):
         EnvironmentPool(Environment(**own))
     with pytest.raises(RunFileError, match=r"data\.path: the data sets of verifiers are train and test, not x"):
         [*questions("x", environment=own["name"])]
+
+
+def test_a_taskset_without_a_box_is_refused_at_the_start_unless_it_has_another_runtime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = load_group("loop/grpo")["environment"] | {"name": "verifiers:json"}
+    monkeypatch.setattr(verifiers_env.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(verifiers_env, "version", lambda name: "0.4.0")
+    monkeypatch.setattr(verifiers_env, "why_not", lambda: "no namespaces")
+    with pytest.raises(RunFileError, match=r"loop\.environment\.sandbox: no namespaces, or name another runtime"):
+        EnvironmentPool(Environment(**own))
+    with pytest.raises(RunFileError, match=r"loop\.environment\.sandbox: no namespaces"):
+        EnvironmentPool(Environment(**own | {"options": {"agent": {"runtime": {"type": "subprocess"}}}}))
+    EnvironmentPool(Environment(**own | {"options": {"agent": {"runtime": {"type": "docker"}}}})).close()
+    monkeypatch.setattr(verifiers_env, "why_not", lambda: "")
+    EnvironmentPool(Environment(**own)).close()

@@ -87,7 +87,6 @@ def test_a_program_sees_an_empty_folder_and_nothing_of_this_process(monkeypatch:
     assert run("import os\nassert os.listdir() == ['solution.py']\nassert 'HF_TOKEN' not in os.environ") == 1.0
 
 
-@pytest.mark.skipif(not programs._isolation(), reason="the kernel gives ordinary users no namespaces")
 def test_a_program_has_no_network_and_leaves_nothing_running(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     assert run("import socket\nsocket.create_connection(('127.0.0.1', 9), 1)") == 0.5
@@ -96,6 +95,12 @@ def test_a_program_has_no_network_and_leaves_nothing_running(tmp_path: Path) -> 
     assert run(later) == 1.0
     time.sleep(0.5)
     assert not mark.exists()
+
+
+def test_without_a_box_no_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "why_not", lambda: "no namespaces")
+    with pytest.raises(programs.RefusedError, match="no namespaces"):
+        programs.code(Author([]), path="missing.jsonl")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
