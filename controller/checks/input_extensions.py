@@ -127,7 +127,7 @@ def _is_taskset(module: str, files: Mapping[str, Path]) -> bool:
     if library is not None and library.origin and (Path(library.origin).parent / "v1/tasksets" / module).is_dir():
         return True
     try:
-        find_signature(f"{module}:__all__", files, installed=True)
+        find_definition(f"{module}:__all__", files, installed=True)
     except DefinitionError:
         return False
     return True
