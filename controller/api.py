@@ -295,14 +295,15 @@ def _session(overrides: tuple[str, ...], run: str | None) -> AbstractContextMana
     """Open a session for a run; without overrides and id, for the last one that was started from this folder."""
     from controller.run.session import open_session
 
+    meant = ""
     if not overrides and not run:
         last = index.load_last_command(Path.cwd())
-        overrides, run = last.overrides, last.run
+        overrides, run, meant = last.overrides, last.run, last.meant
         if last.sweep:
             raise ConfigError(f"the last command of this folder was the sweep {last.sweep}; set run=ID")
         if not overrides and not run:
             raise ConfigError("no run was started from this folder; name the pod's experiment, or set run=ID")
-    return open_session(RunOptions(overrides, run_id=run or ""))
+    return open_session(RunOptions(overrides, run_id=run or "", meant=meant))
 
 
 def _row(state: Path, run: str) -> Row:

@@ -51,6 +51,7 @@ class Command:
         return RunOptions(
             overrides=self.overrides,
             run_id=flags.get("run") or "",
+            meant=flags.get("meant", ""),
             plan_file=Path(flags["plan"]) if flags.get("plan") else None,
             waiting=waiting,
             **{name: flags.get(name, False) for name in ("yes", "detach", "queue", "take_over", "trust", "json")},
@@ -180,6 +181,8 @@ def with_recalled(command: Command) -> Command:
     _note(f"last run of this folder: {words}")
     if last.run and command.verb in index.RUN_VERBS:
         command.flags.run = last.run
+    if command.verb != "down":  # which also deletes what the user's own steps made
+        command.flags.meant = last.meant
     return replace(command, overrides=last.overrides)
 
 

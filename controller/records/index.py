@@ -254,12 +254,14 @@ class LastCommand:
         run: id of the run if it was started from its record.
         sweep: id of the sweep if it was one.
         sweep_words: all overrides of the sweep, the swept ones included.
+        meant: id of the run that the overrides meant then; edited code makes them mean another one.
     """
 
     overrides: tuple[str, ...] = ()
     run: str = ""
     sweep: str = ""
     sweep_words: tuple[str, ...] = ()
+    meant: str = ""
 
 
 class LastKeys(TypedDict, total=False):
@@ -269,6 +271,7 @@ class LastKeys(TypedDict, total=False):
     run: str
     sweep: str
     sweep_words: list[str]
+    meant: str
 
 
 def save_last_command(command: LastCommand, folder: Path) -> None:
@@ -291,8 +294,8 @@ def load_last_command(folder: Path) -> LastCommand:
     if problem := type_problem(known, LastKeys, "it"):
         _warn(file, problem)
         return LastCommand()
-    words = tuple(known.get("sweep_words", ()))
-    return LastCommand(tuple(known.get("overrides", ())), known.get("run", ""), known.get("sweep", ""), words)
+    overrides, words = (tuple(known.get(name, ())) for name in ("overrides", "sweep_words"))
+    return LastCommand(overrides, known.get("run", ""), known.get("sweep", ""), words, known.get("meant", ""))
 
 
 def _warn(file: Path, problem: str) -> None:

@@ -115,6 +115,24 @@ def open_record(
         yield RecordedRun(document, config, context, emulator, folder)
 
 
+def plan_of_launched(run_id: str, edited: Plan, context: Context, emulator: Emulator | None) -> Plan:
+    """Return the plan of a run that this machine launched, where its words mean another one since code was edited.
+
+    Args:
+        run_id: id of the run.
+        edited: what the words mean now; it is returned if this machine has no record of the run, as before its launch.
+    """
+    try:
+        document = recorder.load_record(context.state_dir, run_id)
+    except (UnreadableError, OSError) as error:
+        print(f"warning: {error}", file=sys.stderr)
+        document = None
+    if document is None:
+        return edited
+    print(f"note: what was edited since is no part of {run_id}; `slipway up` would start another run", file=sys.stderr)
+    return RecordedRun(document, edited.config, context, emulator, Path.cwd()).plan(drives=False)
+
+
 def _record_here(state: Path, run_id: str) -> RunRecord | None:
     """Return the record if this machine has it; of a damaged one, which is said, the bucket has another copy."""
     try:

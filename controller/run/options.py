@@ -29,6 +29,8 @@ class RunOptions:
     """Overrides in Hydra's syntax: `key=value` and `+experiment=NAME`."""
     run_id: str = ""
     """Id of a recorded run; the overrides then say where its record is and how to execute it."""
+    meant: str = ""
+    """Id of the run that the overrides meant when it was launched: a verb that looks or ends means it still."""
     plan_file: Path | None = None
     """A config written by `plan --save`; the overrides are applied to it."""
     yes: bool = False

@@ -13,7 +13,7 @@ from controller.gcp.google_errors import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile import Absent, Pending
 from controller.records.ledger import Ledger
-from controller.records.restore import open_record
+from controller.records.restore import open_record, plan_of_launched
 from controller.records.trust import require_trust
 from controller.records.unfinished import record_kept_result
 from controller.resources.machines import SshAccess
@@ -148,4 +148,6 @@ def open_plan(
             plan = build_plan(config, project_of(config), Path.cwd(), own_code=own_code)
             doing(opening_message(config))
             context, emulator = stack.enter_context(open_context(config, keep_awake=keep_awake))
+        if not drives and options.meant not in ("", plan.run_id):
+            plan = plan_of_launched(options.meant, plan, context, emulator)
         yield plan, context, emulator

@@ -107,7 +107,8 @@ def session_of(page: str) -> list[Step]:
     done = {words for other in SESSIONS[: SESSIONS.index(page)] for words in commands_on(other)}
     whole = {*commands_on(page)}
     there = dict.fromkeys(step for step in steps_on(page) if meant_by(step.words) not in whole - {step.words})
-    return [step for step in there if step.words not in {*done, *ELSEWHERE, *CANNOT}]
+    proven = {*done, *ELSEWHERE, *CANNOT}
+    return [step for step in there if step.words not in proven and not extra_of(step.words)]
 
 
 def of_the_others() -> list[str]:

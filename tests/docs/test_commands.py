@@ -215,4 +215,3 @@ def a_run_and_a_sweep(reader: Reader) -> None:
     sweeps = dict.fromkeys(("grpo_ablations", "trm_lr", "nash_residuals"), "quickstart")
     reader.stands_for |= {**names, **sweeps, "quickstart-5f0c": SWEEP, "loop.kl_coef=0": "plain"}
     reader.stands_for |= {"eval_exact_accuracy": "eval_accuracy", "htop": "nproc"}
-    reader.stands_for["ablations.html"] = str(reader.folder.parent / "ablations.html")  # here it would be code

@@ -200,7 +200,8 @@ def run_up(command: Command) -> int:
 
     options, before, begun = command.options, load_last_command(Path.cwd()), list[str]()
     with open_run(options) as (plan, context, emulator):
-        save_last_command(LastCommand(options.overrides, plan.run_id if options.run_id else ""), Path.cwd())
+        of_record = plan.run_id if options.run_id else ""
+        save_last_command(LastCommand(options.overrides, of_record, meant=plan.run_id), Path.cwd())
         context.events.add_listener(lambda event: begun.append(event.kind))
         try:
             with View(plan, json_lines=options.json) as view:

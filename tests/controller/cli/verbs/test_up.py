@@ -89,6 +89,13 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli, plane: Plane) -> Non
     code, out, err = typed(slipway, "logs", "--worker", "0")
     assert (code, out) == (0, "hello from worker 0\n")
     assert "cloud=local" in err
+    edited = slipway.repository / "hello.txt"
+    edited.write_text("edited\n")  # the same words mean another run, and the verbs the one that was started
+    for verb, told in {"logs": "hello", "status --json": run, "get --list": "result.json", "cancel --yes": run}.items():
+        code, out, err = typed(slipway, *verb.split())
+        assert (code, f"note: what was edited since is no part of {run};" in err) == (0, True), out + err
+        assert told in out
+    edited.write_text("hello\n")
     here = slipway.home / "here"  # outside of the folder whose files are shipped as code
     code, out, _ = slipway("get", "--to", str(here), *four)
     assert (code, len(list((here / "logs/attempt-1").glob("*.log")))) == (0, 4)
