@@ -73,8 +73,8 @@ def repaired(kind: Any, given: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return _repaired_section(kind, given)
     if kind is str:
-        if isinstance(given, list) and given and not any(isinstance(each, list | dict) for each in given):
-            return ",".join(map(str, given))
+        if isinstance(given, list):
+            return repaired(kind, given[0]) if len(given) == 1 else None
         return None if isinstance(given, dict | list | bool | NoneType) else str(given)
     if kind in (int, float) and isinstance(given, str):
         try:

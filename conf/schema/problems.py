@@ -98,6 +98,10 @@ def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProble
         else:
             problem = _problem(raw, path, error)
             found.setdefault((problem.key, problem.message), problem)
+    changed = of_others.keys() & missing.keys()  # their kind was set, and not the keys that belong to it
+    for section in changed:
+        problem = _other_kind_chosen(section, missing.pop(section), of_others.pop(section))
+        found[problem.key, problem.message] = problem
     others = [_other_kind(section, names) for section, names in of_others.items()]
     return [*found.values(), *others, *(_lacking(section, names) for section, names in missing.items())]
 
@@ -184,6 +188,12 @@ def _mended(raw: Any, path: list[str]) -> Any:
     """Return the value of a key as its type wants it; None if it cannot be told."""
     for part in path:
         raw = raw[int(part)] if isinstance(raw, list) else raw[part]
+    if (
+        path[:2] == ["sweep", "params"]
+        and isinstance(raw, list)
+        and not any(isinstance(one, list | dict) for one in raw)
+    ):
+        return ",".join(map(str, raw))
     return next((made for each in types_at((*path,)) if (made := repaired(each, raw)) is not None), None)
 
 
@@ -237,6 +247,19 @@ def _other_kind(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
     return ConfigProblem(key, reason)
 
 
+def _other_kind_chosen(section: tuple[str, ...], lacking: list[str], names: list[str]) -> ConfigProblem:
+    """Say that a section has the keys of another kind than it names."""
+    key = ".".join(section)
+    way = f"choose its group, {key}=NAME, which sets both" if len(section) == 1 else f"set it whole: {key}={{kind: …}}"
+    reason = f"has keys of another kind ({_listed(names)}) and lacks those of its own ({_listed(lacking)})"
+    return ConfigProblem(key, f"{reason}; {way}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return f"{', '.join(names[:MOST_SHOWN])}{more}"
+
+
 def _lacking(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
     """Say which keys a section lacks, and what sets them."""
     key = ".".join(section)
@@ -245,9 +268,7 @@ def _lacking(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
         return ConfigProblem(names[0], f"missing; choose a file of the group{'s' * (len(names) > 1)}: {shown}")
     if len(section) == 1 and Path(conf.__file__).with_name(key).is_dir():
         way = f"choose a file of the group that has them: {key}=NAME, in a file `defaults: [NAME, _self_]`"
-        shown = ", ".join(names[:MOST_SHOWN])
-        more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-        return ConfigProblem(key, f"lacks {shown}{more}; {way}")
+        return ConfigProblem(key, f"lacks {_listed(names)}; {way}")
     return ConfigProblem(key, f"lacks {', '.join(names)}; set {' '.join(f'{key}.{name}=…' for name in names)} too")
 
 

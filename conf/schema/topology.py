@@ -104,7 +104,10 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
     if accelerator_type not in types:
         wanted = accelerator_type.lower().replace("v5e", "v5litepod")  # v5e is its name everywhere but in the API
         near = [wanted] if wanted in types else difflib.get_close_matches(wanted, types, n=4, cutoff=0.5)
-        raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near) or 'none'}")
+        if near:
+            raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near)}")
+        sized = [kind for kind in types if accelerator_type.isdigit() and kind.endswith(f"-{accelerator_type}")]
+        raise UnknownTypeError(f"unknown type {accelerator_type!r}, and only TPUs can be rented; {_choices(sized)}")
     name, chips, vms, chips_per_vm, shape = types[accelerator_type]
     generation = tpu_type_table()["generations"][name]
     machines: dict[int, str] = generation["machine_types"]
@@ -128,6 +131,15 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
         machine_type=machines.get(chips_per_vm, ""),
         image_family=generation["image_family"],
     )
+
+
+def _choices(sized: list[str]) -> str:
+    """Return types to choose from: those of a size, or the smallest and largest of each generation."""
+    if sized:
+        return f"did you mean {' or '.join(sized)}?"
+    rows = tpu_type_table()["types"].items()
+    of = [[kind for kind, row in rows if row[0] == name] for name in tpu_type_table()["generations"]]
+    return f"choices: {', '.join(f'{kinds[0]} to {kinds[-1]}' for kinds in of if kinds)}"
 
 
 def _chips_of_machine(accelerator_type: str, chips: int, machine_type: str, machines: dict[int, str]) -> int:

@@ -333,9 +333,6 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError on a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        _, unknown, words = message.partition("unrecognized arguments: ")
-        if unknown and any("=" in word or word[0] != "-" for word in words.split()):
-            message += "; write key=value without spaces, in quotes if the value has spaces, brackets or quotes"
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 

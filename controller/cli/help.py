@@ -234,11 +234,30 @@ def run_help(command: Command) -> int:
         return print_key(command, topic)
     if command.overrides:
         raise ConfigError("help: overrides are for a key: slipway help optimizer.lr +experiment=NAME")
+    if topic is not None and topic not in VERBS and (near := _near_topic(topic)):
+        raise ConfigError(
+            f"help: {topic!r} is neither a verb nor a key of the config; did you mean `slipway help {near}`?"
+        )
     topic = None if topic is None else resolve_verb(topic)
     if command.flags.web:
         return show_site(command.options.state_dir, topic)
     print_help(topic, as_json=command.flags.json)
     return 0
+
+
+def _near_topic(word: str) -> str:
+    """Return the section or part of a key that a misspelled topic is nearest to; empty if it is nearer to a verb."""
+    import difflib
+
+    from controller.cli.keys import all_keys
+
+    parts = {part for key in all_keys() for part in key.path.split(".")} - {"NAME"}
+    if difflib.get_close_matches(word.lower(), VERBS, n=1):
+        return ""
+    for names in ({key.path.partition(".")[0] for key in all_keys()}, parts):
+        if near := difflib.get_close_matches(word.lower(), sorted(names), n=1):
+            return near[0]
+    return ""
 
 
 def _means_key(word: str) -> bool:

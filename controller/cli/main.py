@@ -82,11 +82,16 @@ def parse(argv: Sequence[str]) -> Command:
     _raise_if_experiment(verb, arguments)
     if verb == "run" and not rest:
         _raise_if_program(arguments)
-    if arguments or any(word.endswith("=") for word in overrides):
+    if arguments or any(word.endswith(("=", "{", "[", ",")) for word in overrides):
         from controller.cli.words import raise_if_mistyped
 
         raise_if_mistyped(verb, argv[1:] if argv[0] == verb else argv, flags(verb))
-    return Command(verb, parser(verb).parse_args(arguments), overrides, rest)
+    known, unknown = parser(verb).parse_known_args(arguments)
+    if unknown:
+        from controller.cli.words import unknown_words
+
+        raise unknown_words(verb, unknown, arguments, flags(verb))
+    return Command(verb, known, overrides, rest)
 
 
 def _raise_if_experiment(verb: str, arguments: Sequence[str]) -> None:
@@ -125,7 +130,7 @@ def with_runs(command: Command) -> Command:
     if vars(command.flags).keys() & {"named", "runs", "diff"}:
         from controller.cli.words import name_runs
 
-        name_runs(command.flags, lambda: command.options.state_dir)
+        name_runs(command.flags, lambda: command.options.state_dir, command.verb)
     return command
 
 

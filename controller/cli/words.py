@@ -7,6 +7,7 @@ from pathlib import Path
 
 from controller.cli.flags import Flag
 from controller.config.compose import config_groups
+from controller.config.grammar_errors import torn
 from controller.core.errors import ConfigError
 from controller.records import index
 
@@ -14,14 +15,18 @@ RUN_ID = re.compile(r"-[0-9a-f]{8}(-r\d+)?$")
 """End of the id of a run."""
 OTHER_VERBS = {
     **dict.fromkeys(("ls", "list", "history", "jobs", "experiments", "cost", "costs"), "runs"),
-    **dict.fromkeys(("ps", "queue", "top", "pods", "nodes", "clusters"), "status --all"),
+    **dict.fromkeys(("ps", "queue", "top", "pods", "nodes", "clusters", "squeue", "sinfo", "qstat"), "status --all"),
     **dict.fromkeys(("launch", "apply", "create", "start", "deploy", "train", "resume", "restart"), "up"),
-    **dict.fromkeys(("submit", "job"), "run -- PROGRAM"),
+    **dict.fromkeys(("submit", "job", "sbatch", "srun", "qsub", "torchrun", "accelerate"), "run -- PROGRAM"),
     **dict.fromkeys(("validate", "show", "diff", "preview", "dryrun", "dry-run", "lint", "config"), "plan"),
-    **dict.fromkeys(("kill", "abort", "interrupt"), "cancel"),
+    **dict.fromkeys(("kill", "abort", "interrupt", "scancel", "qdel"), "cancel"),
     **dict.fromkeys(("rm", "delete", "destroy", "terminate", "remove", "teardown", "clean", "cleanup"), "down"),
-    **dict.fromkeys(("tail", "log", "follow", "attach"), "logs --follow"),
+    **dict.fromkeys(("tail", "log", "follow", "attach", "watch"), "logs --follow"),
     **dict.fromkeys(("download", "cp", "pull", "fetch", "rsync", "artifacts", "results"), "get"),
+    **dict.fromkeys(("describe", "info", "inspect", "sstat"), "status"),
+    **dict.fromkeys(("exec-cmd", "cmd"), "exec -- COMMAND"),
+    **dict.fromkeys(("rename", "edit", "set"), "up"), **dict.fromkeys(("price", "prices", "billing"), "orphans"),
+    **dict.fromkeys(("zones", "availability", "regions", "quotas"), "capacity"), "docs": "help --web", "man": "help",
     **dict.fromkeys(("shell", "connect", "login"), "ssh"),
     **dict.fromkeys(("check", "diagnose", "preflight", "quota", "auth", "permissions"), "doctor cloud=mine"),
     **dict.fromkeys(("setup", "configure", "bootstrap"), "init"),
@@ -54,6 +59,70 @@ OTHER_FLAGS = {
     "--verbose": "messages are complete; --json prints one document",
     "-v": "messages are complete; --json prints one document",
     "-d": "--detach returns once the program has started",
+    "--background": "--detach returns once the program has started",
+    **dict.fromkeys(
+        ("-f", "--file", "--filename", "--yaml", "--task"),
+        "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
+    ),
+    **dict.fromkeys(
+        ("--set", "-s", "-o", "--override", "--overrides", "--param", "-p", "--var", "-var", "--option"),
+        "a value is set with key=value alone, such as loop.steps=300",
+    ),
+    **dict.fromkeys(
+        ("-w", "--watch", "--wait"),
+        "`slipway logs --follow` watches a run, `slipway status --sweep ID --follow` a sweep",
+    ),
+    **dict.fromkeys(
+        ("--out", "--output", "--output-dir", "--save-plan", "-out"),
+        "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
+    ),
+    **dict.fromkeys(
+        ("--num-nodes", "--nnodes", "--nodes", "-N", "--num-workers", "--replicas", "--ntasks", "--nproc"),
+        "the slice says how many workers there are, such as tpu=v5litepod_16 with 4",
+    ),
+    **dict.fromkeys(
+        ("--tpu-type", "--accelerator-type", "--type", "--accelerator", "--instance-type", "--machine-type", "--tpus"),
+        "a slice is chosen with tpu=NAME, or tpu.accelerator_type=TYPE",
+    ),
+    **dict.fromkeys(("--limit", "-l", "-n", "--max", "--count"), "--last N keeps the last N, where a verb lists runs"),
+    **dict.fromkeys(("--name", "--run-name", "--job-name", "-J"), "a run is named with run.name=NAME"),
+    **dict.fromkeys(("--zone", "--zones"), "a zone is set with tpu.zone=ZONE"),
+    **dict.fromkeys(("--experiment", "--exp"), "an experiment is chosen with +experiment=NAME"),
+    **dict.fromkeys(
+        ("-q", "--quiet", "--silent", "--debug", "--log-level"), "messages are complete; --json prints one document"
+    ),
+    **dict.fromkeys(
+        (
+            "--auto-approve",
+            "--approve",
+            "--no-input",
+            "--non-interactive",
+            "--assume-yes",
+            "-auto-approve",
+            "--no-confirm",
+        ),
+        "--yes skips the prompts",
+    ),
+    **dict.fromkeys(("--format", "--output-format", "-ojson"), "--json prints one JSON document"),
+    **dict.fromkeys(("--time", "-t", "--timeout", "--walltime"), "a limit is set with budget.max_hours=HOURS"),
+    **dict.fromkeys(("--lr", "--learning-rate", "--learning_rate"), "a value is set with key=value: optimizer.lr=3e-4"),
+    **dict.fromkeys(("--steps", "--max-steps", "--max_steps"), "a value is set with key=value: loop.steps=300"),
+    **dict.fromkeys(("--seed", "--random-seed"), "a value is set with key=value: run.seed=1"),
+    **dict.fromkeys(
+        ("--workdir", "--cwd", "-C", "--chdir"),
+        "Slipway ships the repository of the current folder; change into it first",
+    ),
+    **dict.fromkeys(
+        ("--image", "--docker-image", "--container"),
+        "the VM's image is set with tpu.runtime_version, and packages with env.requirements=FILE",
+    ),
+    **dict.fromkeys(
+        ("--autostop", "--idle-minutes-to-autostop", "-i", "--down"),
+        "cleanup.on_success and cleanup.idle_minutes say when the pod is deleted",
+    ),
+    **dict.fromkeys(("--use-spot", "--no-spot"), "spot capacity is chosen with tpu.capacity=spot"),
+    **dict.fromkeys(("--cloud", "--infra", "--provider"), "a cloud is chosen with cloud=gcp, local or here"),
+    **dict.fromkeys(("--sweep-id", "--grid"), "a sweep is `slipway -m key=a,b`, and is named with --sweep ID"),
 }
 """Flags of other tools, and what does it here."""
 KEY = r"[A-Za-z_]\w*(?:[./]\w+)*"
@@ -92,11 +161,13 @@ def raise_if_mistyped(verb: str, argv: Sequence[str], flags: Sequence[Flag]) -> 
     valued = {name for flag in flags if flag.argparse_options.get("action") != "store_true" for name in flag.names}
     positional = [flag for flag in flags if not flag.names[0].startswith("-")]
     takes_two = len(positional) > 1 or any(flag.argparse_options.get("nargs") == "*" for flag in positional)
+    if whole := torn(argv):
+        raise ConfigError(f"{verb}: a shell splits at spaces; put the override in quotes: '{whole}'")
     for at, word in enumerate(argv):
         flag, before = word.partition("=")[0], argv[at - 1] if at else ""
         if before in valued or flag in taken or ("=" in word[:-1] and word[0] != "-"):
             continue
-        if flag in OTHER_FLAGS:
+        if flag in OTHER_FLAGS and flag not in taken:
             raise ConfigError(f"{verb}: has no {flag}; {OTHER_FLAGS[flag]}")
         rest = argv[at : at + 1] if takes_two else argv[at:]  # `get data logs` names a run and a path
         if meant := _problem_of_value(rest):
@@ -118,7 +189,71 @@ def _problem_of_value(words: Sequence[str]) -> str:
     return f"{found[0]!r} is not how a value is set; did you mean {sign}{found[1]}={found[3]}?"
 
 
-def name_runs(flags: Namespace, state: Callable[[], Path]) -> None:
+def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], flags: Sequence[Flag]) -> ConfigError:
+    """Return the error for words that a verb does not take: each flag with the nearest one, or what has that name here.
+
+    arguments: all words of the line that are no overrides.
+    """
+    import difflib
+
+    names = [name for flag in flags for name in flag.names if name.startswith("-")]
+    problems = []
+    for word in (word for word in unknown if word.startswith("-")):
+        flag, _, value = word.partition("=")
+        behind = arguments[arguments.index(word) + 1 :][:1]
+        value = value or next((each for each in behind if not each.startswith("-")), "…")
+        near = difflib.get_close_matches(flag, names, n=1, cutoff=0.65)
+        key = _key_of_flag(flag)
+        hint = f"did you mean {near[0]}?" if near else f"did you mean {key}={value}?" if key else ""
+        problems.append(f"{verb}: has no {flag}; {hint or 'flags: ' + ', '.join(names)}")
+    if not problems:
+        takes = [flag.names[0] for flag in flags if not flag.names[0].startswith("-")]
+        hint = f"takes {len(takes)} word{'s' * (len(takes) > 1)} at most" if takes else "takes no words, but flags"
+        problems = [f"{verb}: {_wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]
+    called = "slipway" if verb == "up" else f"slipway {verb}"
+    return ConfigError([f"{problem}; see {called} --help" for problem in problems])
+
+
+def _key_of_flag(flag: str) -> str:
+    """Return the key of the config that has the name of a flag; empty if none, or several, have it."""
+    from conf.schema.foreign_keys import FOREIGN
+    from conf.schema.problems import find_keys
+
+    name = flag.lstrip("-").replace("-", "_")
+    found = find_keys(name) or [
+        each for each in [FOREIGN.get(name, "")] if each and "=" not in each and " " not in each
+    ]
+    return found[0] if found else ""
+
+
+def _wrong_word(word: str) -> str:
+    """Say what a word means that is no name of a run: a key, a file, or a program; empty if nothing is known."""
+    from controller.config.grammar_errors import malformed_key
+
+    key, equals, value = word.partition("=")
+    plain = key.lstrip("+~")
+    if equals:
+        return malformed_key(plain, value) or f"{key!r} is no key; write key=value without spaces around ="
+    if re.search(r"\.ya?ml$", word, re.IGNORECASE):
+        group = Path(word).parent.name
+        group = group if group in config_groups(Path.cwd() / "slipway") else "experiment"
+        return f"{word!r} is a file; did you mean {'+' * (group == 'experiment')}{group}={Path(word).stem}?"
+    if word.endswith((".py", ".sh")):
+        return f"{word!r} is a program; did you mean `slipway run -- {'python' if word[-1] == 'y' else 'bash'} {word}`?"
+    if re.fullmatch(rf"{KEY}(?:@\S*)?", plain) and _is_key(plain):
+        return f"{word} is a key; write {word}=VALUE"
+    return ""
+
+
+def _is_key(word: str) -> bool:
+    """Return whether a word is a key of the config, or a group."""
+    from conf.schema.text_keys import types_at
+
+    group = word.partition("@")[0]
+    return group in config_groups(Path.cwd() / "slipway") or bool(types_at((*word.split("."),)))
+
+
+def name_runs(flags: Namespace, state: Callable[[], Path], verb: str = "") -> None:
     """Replace each name of a run in the flags by the id of its latest run, and `named` by `run`.
 
     state: returns the state folder, for which a config may have to be composed; not called for ids.
@@ -143,20 +278,23 @@ def name_runs(flags: Namespace, state: Callable[[], Path]) -> None:
     if word and "sweep" in known and not RUN_ID.search(word) and _is_sweep(word, state):
         flags.sweep, flags.run = word, None
         return
-    flags.run = find_run(word, state) if word else None
+    flags.run = find_run(word, state, verb) if word else None
 
 
-def find_run(word: str, state: Callable[[], Path]) -> str:
+def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
     """Return the id of the run that a word means: an id, or the name of runs, of which it is the latest.
 
     Raises:
         ConfigError: this machine knows no such run.
     """
-    if not index.ID_PATTERN.fullmatch(word):
+    is_name = index.ID_PATTERN.fullmatch(word) is not None
+    if is_name and (latest := _latest(word, state)):
+        return latest
+    if said := _wrong_word(word):
+        raise ConfigError(said)
+    if not is_name:
         how = "write key=value without spaces, in quotes if the value has spaces, brackets or quotes"
         raise ConfigError(f"{word!r} is the name of no run; {how}")
-    if latest := _latest(word, state):
-        return latest
     if _is_sweep(word, state):
         raise ConfigError(f"{word!r} is a sweep; `slipway status --sweep {word}` lists its runs")
     import difflib
@@ -164,6 +302,7 @@ def find_run(word: str, state: Callable[[], Path]) -> str:
     near = difflib.get_close_matches(word, {str(row.get("name")) for row in index.load_rows(state())}, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     hint = f"did you mean +experiment={word}? " if word in _experiments() else hint
+    hint = hint if hint or verb not in ("exec", "ssh") else f"a command stands behind --: {verb} -- {word}; "
     raise ConfigError(
         f"no run has the id or name {word!r} on this machine; {hint}`slipway runs` lists them, with --refresh those of "
         "other machines too"

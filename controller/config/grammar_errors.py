@@ -34,7 +34,8 @@ def unparsable(key: str, value: str, error: Exception) -> str:
     reason = " ".join(str(error).split())
     if "while evaluating" in reason or "Unknown function" in reason:
         nested = re.search(r"Sweep is incompatible|nesting choices", reason)
-        return f"{key}: {reason}{'; list the values in its place' if nested else ''}"
+        is_text = '; a text with ( is quoted, as in [python, -c, "print(1)"]' if "Unknown function" in reason else ""
+        return f"{key}: {reason}{'; list the values in its place' if nested else is_text}"
     return f"{key}: {value!r} cannot be parsed; {_cure(key, value)}"
 
 
@@ -46,6 +47,8 @@ def malformed_key(key: str, value: str) -> str:
     shown = f"{bare}=…" if is_secret(key) or len(value) > 60 else f"{bare}={value}"
     if bare != key:
         return f"{key}: one dot stands between the parts of a key; write {shown}"
+    if key[:1] in ("'", '"') and key.count(key[0]) == 1:
+        return f"{key}: the quote {key[0]} stands before the key; quotes go around the value"
     if TYPOGRAPHIC.search(key):
         return f"{key}: a typographic quote stands in the key; write keys without quotes"
     parts = key.partition("@")[0].replace("/", ".").split(".")
@@ -57,7 +60,7 @@ def malformed_key(key: str, value: str) -> str:
 
 def _cure(key: str, value: str) -> str:
     """Say how a value must be written that Hydra's grammar does not accept."""
-    from conf.schema.forms import expected, override
+    from conf.schema.forms import expected, override, repaired
     from conf.schema.text_keys import types_at
 
     path = key.lstrip("+~").split(".")
@@ -75,6 +78,9 @@ def _cure(key: str, value: str) -> str:
         return f"did you mean {override([*path, pair['name']], pair['value'])}?"
     if letters := [sign for sign in value if not sign.isascii()]:
         return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
+    inside = [item.strip() for item in stripped[1:-1].split(",") if item.strip()]
+    if re.fullmatch(r"\{[^{}\[\]\"'\\]*\}", stripped) and types and (made := repaired(types[0], inside)) is not None:
+        return f"write {override(path, made)}"
     if re.fullmatch(r"\[[^\[\]{}\"']*\]", stripped):
         return f"quote its items: {override(path, [item.strip() for item in stripped[1:-1].split(',')])}"
     if types and not any(kind is str for kind in types) and stripped[:1] not in ("[", "{"):

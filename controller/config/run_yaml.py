@@ -1,7 +1,8 @@
 """What a pod gets of the config: bucket, `run.yaml`, variables and commands, with values only the controller knows."""
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
         "pod": pod_facts(config),
     }
     sections = ("model", "data", "loop", "optimizer", "mesh", "checkpoint", "logging")
-    content |= {name: _resolve(plain[name], bucket, prefixes, name) for name in sections if plain[name] is not None}
+    declared = [*config.assets.datasets, *config.assets.models, *config.assets.tokenizers]
+    try:
+        content |= {name: _resolve(plain[name], bucket, prefixes, name) for name in sections if plain[name] is not None}
+    except UnknownAssetError as unknown:
+        raise ConfigError(unknown.explained(declared)) from None
     return yaml.dump(content, Dumper=YamlDumper, sort_keys=False)
 
 
@@ -77,6 +82,24 @@ def backend(config: Config) -> str:
     return "cpu" if config.cloud.kind == "local" else "tpu"
 
 
+class UnknownAssetError(Exception):
+    """A key names an asset that is not there."""
+
+    def __init__(self, key: str, value: str, name: str) -> None:
+        super().__init__(f"{key}: {value} refers to an unknown asset {name!r}")
+        self.key, self.value, self.name = key, value, name
+
+    def explained(self, declared: Sequence[str]) -> str:
+        """Return the line for the user. declared: names of the config's assets."""
+        near = difflib.get_close_matches(self.name, declared, n=1)
+        hint = f"did you mean {ASSET}{near[0]}/…? " if near else ""
+        add = f"assets.<datasets, models or tokenizers>.{self.name}.path=FOLDER"
+        return (
+            f"{self} (assets: {', '.join(declared) or 'none'}); {hint}set {self.key} to a path or gs://…, or add the "
+            f"asset: {add}"
+        )
+
+
 def _resolve(value: Any, bucket: str, prefixes: Mapping[str, str], key: str) -> Any:
     if isinstance(value, dict):
         return {k: _resolve(v, bucket, prefixes, f"{key}.{k}") for k, v in value.items()}
@@ -85,11 +108,7 @@ def _resolve(value: Any, bucket: str, prefixes: Mapping[str, str], key: str) -> 
     if isinstance(value, str) and value.startswith(ASSET):
         name, _, file = value.removeprefix(ASSET).partition("/")
         if name not in prefixes:
-            choices = ", ".join(prefixes) or "none"
-            raise ConfigError(
-                f"{key}: {value} refers to an unknown asset {name!r} (assets: {choices}); set {key} to a path or "
-                f"gs://…, or add the asset: assets.<datasets, models or tokenizers>.{name}.path=FOLDER"
-            )
+            raise UnknownAssetError(key, value, name)
         return object_url(bucket, f"{prefixes[name]}/{file}").removesuffix("/")
     return value
 

@@ -122,7 +122,8 @@ def restore_texts(config: Any, plain: Any, file: Path, package: str) -> None:
         text = _written(loader, root, path[above:])
         if OTHER_BASE.fullmatch(text) and (":" in text or int(text.replace("_", "")) != number):
             key = ".".join(map(str, path))
-            raise ConfigError(f"{file}: {key}: YAML reads {text} as {number:g}; write the number that is meant")
+            shown = f"{'/'.join(file.parts[-3:])}, line {_node(loader, root, path[above:]).start_mark.line + 1}"
+            raise ConfigError(f"{shown}: {key}: YAML reads {text} as {number:g}; write the number that is meant")
     for path in places:
         node = config
         for part in path[:-1]:
@@ -157,6 +158,10 @@ def _unquoted(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ..
 
 def _written(loader: Any, node: Any, path: Sequence[Any]) -> str:
     """Return the characters of the scalar at a place of a YAML document."""
+    return _node(loader, node, path).value
+
+
+def _node(loader: Any, node: Any, path: Sequence[Any]) -> Any:
     from yaml import MappingNode
 
     for part in path:
@@ -165,4 +170,4 @@ def _written(loader: Any, node: Any, path: Sequence[Any]) -> str:
             node = next(child for name, child in reversed(node.value) if loader.construct_object(name) == part)
         else:
             node = node.value[part]
-    return node.value
+    return node

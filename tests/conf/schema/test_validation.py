@@ -53,6 +53,7 @@ COMMAND = ["program=command", "program.command=[a]"]
         ([*TINY, "tpu.name=1x"], "tpu.name: '1x' is invalid; use 1 to 63 characters a-z, 0-9 and -, starting with"),
         ([*TINY, "~tpu.capacity", "~tpu.zone"], "tpu: lacks zone, capacity; choose a file of the group that has them:"),
         ([*TINY, "logging.profile={after: 1}"], "logging.profile: lacks updates; set logging.profile.updates=… too"),
+        ([*TINY, "loop.kind=lm"], "loop: has keys of another kind (prompts_per_step, "),
         ([*TINY, "+assets.models.a={files: {b: {}}}"], "assets.models.a.files.b: lacks url, sha256; set assets."),
         ([*TINY, "tpu.capacity=preemptable"], "tpu.capacity: unknown choice 'preemptable'; did you mean 'preemptible'"),
         ([*TINY, "notify.events=[end,fail]"], "notify.events: unknown choice 'fail'; did you mean 'failure'? choices"),

@@ -93,6 +93,41 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("status --folow", "status: has no --folow; did you mean --follow?; see slipway status --help"),
+        ("plan --state-dir=/x", "plan: has no --state-dir; did you mean run.state_dir=/x?; see slipway plan --help"),
+        ("plan --mesh-tensor 4", "plan: has no --mesh-tensor; flags: -m, --multirun, --run, --trust, --tpu, --zone"),
+        ("plan --warmup-steps 4", "plan: has no --warmup-steps; did you mean optimizer.schedule.warmup_steps=4?"),
+        ("runs extra", "runs: 'extra' is too much: runs takes no words, but flags; see slipway runs --help"),
+        ("status dapo sft", "status: 'sft' is too much: status takes 1 word at most"),
+        ("plan loop.rewards.answer_match", "loop.rewards.answer_match is a key; write loop.rewards.answer_match=VALUE"),
+        ("plan model@loop.teacher", "model@loop.teacher is a key; write model@loop.teacher=VALUE"),
+        ("plan .loop.steps=3", ".loop.steps: one dot stands between the parts of a key; write loop.steps=3"),
+        (
+            "plan .env.secrets.A=sk-1",
+            ".env.secrets.A: one dot stands between the parts of a key; write env.secrets.A=…",
+        ),
+        ("plan loop.steps={a: 1}", "plan: a shell splits at spaces; put the override in quotes: 'loop.steps={a: 1}'"),
+        ("plan tpu.capacity=[spot, on_demand] x=1", "put the override in quotes: 'tpu.capacity=[spot, on_demand]'"),
+        ('plan run.name="my run"', "plan: a shell splits at spaces; put the override in quotes: 'run.name=\"my run\"'"),
+        ("plan slipway/tpu/mine.yaml", "'slipway/tpu/mine.yaml' is a file; did you mean tpu=mine?"),
+        ("status conf/experiment/dapo.yml", "is a file; did you mean +experiment=dapo?"),
+        ("plan train.py", "'train.py' is a program; did you mean `slipway run -- python train.py`?"),
+        ("exec ls", "no run has the id or name 'ls' on this machine; a command stands behind --: exec -- ls; "),
+    ],
+)
+def test_words_that_a_verb_does_not_take_lead_on(home: Path, line: str, said: str) -> None:
+    assert said in refused(*line.split(" "))
+
+
+def test_a_topic_that_is_misspelled_is_near(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for word, near in {"lopo": "loop", "optimiser": "optimizer", "temprature": "temperature"}.items():
+        assert main.run(["help", word]) == 2
+        assert f"did you mean `slipway help {near}`?" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["loop.steps", "=", "10"],

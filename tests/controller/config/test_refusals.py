@@ -205,6 +205,8 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("loop.steps=“3”", "cannot be parsed; “ is no quote for a program; write 'loop.steps=3'"),
         ("env.vars=FOO=bar", "cannot be parsed; did you mean 'env.vars.FOO=bar'?"),
         ("loop.sampler.stop=[</s>,a]", r"""quote its items: 'loop\.sampler\.stop=\["</s>", a\]'"""),
+        ("loop.rewards={format=1}", r"write 'loop\.rewards=\{format: 1\.0\}'"),
+        ("program.command=[python,-c,print(1)]", r"Unknown function 'print'.*; a text with \( is quoted"),
         ("run.name=a,(b", "cannot be parsed; "),
         ("loop.steps=3,(", "cannot be parsed; "),
         ("env.vars=[]", r"env\.vars: must be a mapping \{NAME: TEXT, …\}"),

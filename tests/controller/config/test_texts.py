@@ -118,7 +118,7 @@ def test_a_number_of_a_file_means_what_people_read(section: str, form: str, said
     if said is None:
         assert compose(words, extra_dir=tmp_path)[1] == []
     else:
-        with pytest.raises(ConfigError, match=rf"mine\.yaml: {said}"):
+        with pytest.raises(ConfigError, match=rf"^\S+/experiment/mine\.yaml, line 2: {said}"):
             compose(words, extra_dir=tmp_path)
 
 
