@@ -204,6 +204,10 @@ def _unknown_key(raw: dict[str, Any], path: list[str], given: Any) -> ConfigProb
     if "." in name:
         nested = name.replace(".", ": {") + ": …" + "}" * name.count(".")
         return ConfigProblem(key, f"a key of a file has no dots; write {nested}, or a line for each part")
+    if name in Config.model_fields:
+        return ConfigProblem(
+            key, f"unknown key; {name} is a section of its own, at the left margin of a file: {name}.…=…"
+        )
     known = sibling_keys(path)
     near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     meant = [".".join([*path[:-1], each]) for each in near] or _meant(name, path[0], known)

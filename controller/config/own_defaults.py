@@ -80,6 +80,8 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
         return f"{group} is a group of the whole config; write `{prefix}/{group}{found['at'] or ''}: {name}`"
     if "override" not in words and not found["at"] and group in base:
         return f"{group}: is chosen already, and a file can only override it; write `override /{group}: {name}`"
+    if is_null and not value.value:
+        return f"{group}: names no file; write `override /{group}: NAME`, or null for none"
     names = value.value if isinstance(value, yaml.SequenceNode) else [] if is_null else [value]
     for each in names:
         if not isinstance(each, yaml.ScalarNode):
@@ -106,8 +108,12 @@ def _wrong_base(file: OwnFile, key: yaml.ScalarNode, folder: Path, groups: Group
         return f"defaults: write `- override /{head}: {rest}`"
     if rest and (folder / file.group / f"{name}.yaml").is_file():
         return ""
+    if closed := re.fullmatch(r"((?:override )?/?[\w/]+(?:@[\w.]+)?):(\S+)", name):
+        return f"defaults: a space belongs behind the colon: `- {closed[1]}: {closed[2]}`"
     if name.split()[0] == "override" or "=" in name:
         return f"defaults: {name!r} is no name of a file; write `- override /model: tiny`"
+    if holders := [group for group, names in base.items() if name in names]:
+        return f"{name} is a file of {holders[0]}; write `- override /{holders[0]}: {name}`"
     return wrong_name(file.group, name, folder, groups)
 
 

@@ -120,6 +120,7 @@ COMMAND = ["program=command", "program.command=[a]"]
         ),
         ([*TINY, "loop.steps=2.5"], "loop.steps: must be a whole number, not 2.5"),
         ([*TINY, "loop.sampler.slots=many"], "loop.sampler.slots: must be a whole number"),
+        ([*TINY, "loop.optimizer.lr=3"], "loop.optimizer: unknown key; optimizer is a section of its own, at the left"),
         ([*TINY, "loop.lr=3"], "loop.lr: unknown key; did you mean optimizer.lr or optimizer.adamw.lr?"),
         (
             [*TINY, "optimizer.betas=[0.9,0.99]"],

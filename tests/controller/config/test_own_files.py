@@ -72,6 +72,9 @@ OWN = {
     "an override twice": (
         "defaults:\n  - override /loop: grpo\n  - override /loop: dapo\n", "line 4: defaults: override /loop stands",
     ),
+    "an override closed up": ("defaults:\n  - override /loop:dapo\n", "line 3: defaults: a space belongs behind the"),
+    "an override of nothing": ("defaults:\n  - override /loop:\n", "line 3: loop: names no file; write `overri"),
+    "a file of another group": ("defaults: [gsm8k]\n", "line 2: gsm8k is a file of data; write `- override /data"),
     "a list in place of a section": ("run: [a]\n", "line 2: run: must be `key: value` lines, not a list"),
 }  # fmt: skip
 
