@@ -29,6 +29,14 @@ PROJECT_FILES = ("uv.lock", "pyproject.toml", "requirements.txt", "setup.py", "s
 """Files of which program.setup may install what they name."""
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(API|ACCESS|SECRET|PRIVATE)_?KEY)$")
+SECRET_TEXT = re.compile(
+    r"\b(hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{8,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|"
+    r"sk-[\w-]{16,}|AIza[\w-]{16,}|AKIA[A-Z0-9]{12,}|xox[abprs]-[\w-]{10,}|glpat-[\w-]{16,}|ya29\.[\w-]{16,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+"""Beginnings of tokens of Hugging Face, GitHub, OpenAI and Anthropic, Google, Amazon, Slack and GitLab."""
+SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|passwd|passphrase|api[-_]?key)", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=-]{8,}")
 MIN_SECRET_LENGTH = 8
 """Characters. Shorter values occur in many texts by chance."""
 MAX_ARGUMENT_BYTES = 131_000
@@ -241,6 +249,37 @@ def no_secrets_in_variables(config: Config) -> Iterator[Issue]:
                 f"looks like a secret and would be recorded; export it in your shell and use env.secrets.{name}=env"
             )
             yield Issue(message, f"env.vars.{name}")
+
+
+@check("secret_like", "warning", "KEY")
+def nothing_looks_like_a_secret(config: Config) -> Iterator[Issue]:
+    """The config is recorded in the bucket and the state folder and shown on the terminal, its command included."""
+    cure = "looks like a token, which would be recorded; set env.secrets.NAME=env and read the variable NAME"
+    for key, text in iter_strings(config.model_dump(mode="json"), ""):
+        if SECRET_TEXT.search(text):
+            yield Issue(cure, key)
+    for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
+        for word, value in zip(argv, (*argv[1:], ""), strict=True):
+            name, has_value, given = word.partition("=")
+            given = given if has_value else value
+            if SECRET_OPTION.fullmatch(name) and SECRET_VALUE.fullmatch(given) and not SECRET_TEXT.search(given):
+                yield Issue(f"the value of {name} {cure}", f"program.{key}")
+
+
+@check("platforms", "error", "env.vars.NAME", also="warning")
+def jax_finds_its_platform(config: Config) -> Iterator[Issue]:
+    """JAX fails without a platform that JAX_PLATFORMS names: https://docs.jax.dev/en/latest/config_options.html."""
+    for variable in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"):
+        named = {name.strip() for name in config.env.vars.get(variable, "").split(",")} - {""}
+        key, here = f"env.vars.{variable}", config.cloud.kind != "gcp"
+        if others := sorted(named - {"tpu", "cpu"}):
+            if config.cloud.kind != "here":
+                has = "emulated workers have CPUs only" if here else "a TPU VM has tpu and cpu only"
+                yield Issue(f"{others[0]}: {has}, and JAX would fail; leave it out", key)
+        elif named == {"cpu"} and not here and config.program.needs_chips:
+            yield Issue("cpu leaves the TPU chips unused, which are billed; leave it out", key, "warning")
+        elif "tpu" in named and config.cloud.kind == "local":
+            yield Issue("tpu: emulated workers have CPUs only, and JAX would fail; leave it out", key, "warning")
 
 
 @check("secret_value", "error", "KEY")

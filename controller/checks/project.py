@@ -120,6 +120,14 @@ def _has_slipways_packages(config: Config) -> bool:
     return config.env.packages == "lock" or (here and config.env.packages == "image")
 
 
+@check("sweep_unused", "warning", "sweep")
+def a_sweep_is_started(config: Config) -> Iterator[Issue]:
+    """Without `-m`, one run is made of what says which runs are wanted."""
+    sweep = config.sweep
+    if sweep.params or sweep.cases or sweep.search or sweep.pods != 1:
+        yield Issue("has an effect with -m only, and this is one run; add -m, or leave it out")
+
+
 @check("caution", "warning", "program.caution")
 def program_may_not_finish(config: Config) -> Iterator[Issue]:
     """Its source shows that it stops, never ends or loses its checkpoints. `up` asks before it starts."""

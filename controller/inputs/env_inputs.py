@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from controller.core.errors import ConfigError
 from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ForbiddenError, NotFoundError
@@ -26,6 +28,10 @@ GIT = re.compile(
 )
 LOCAL = re.compile(r"^(-e\b|--editable\b|\.|/|file:)|@\s*file:|^\S+/$")
 CONSTRAINT = re.compile(r"^(-c\b|--constraint\b)")
+ADDRESS = re.compile(r"[a-z][a-z+]*://\S+", re.IGNORECASE)
+COMMAND = re.compile(r"(uv |python\S* -m )?pip3? install\b|(conda|mamba|poetry|uv) (install|add)\b")
+JOINED = "\0"
+"""Stands for the end of a line that goes on in the next one."""
 INCLUDE = re.compile(r"^(-r|--requirement)[\s=]*(?P<file>\S+)$")
 
 
@@ -71,8 +77,10 @@ def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Ite
         raise ConfigError(f"{what}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
     if path.resolve() in inside:
         raise ConfigError(f"{what} includes itself")
-    for raw in text.replace("\\\n", " ").splitlines():
-        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
+    number = 0
+    for raw in text.replace("\\\n", f" {JOINED}").splitlines():
+        first, number = number + 1, number + 1 + raw.count(JOINED)
+        line = re.sub(r"(^|\s)#.*$", "", raw.replace(JOINED, "")).strip()
         if not line:
             continue
         if include := INCLUDE.match(line):
@@ -84,8 +92,23 @@ def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Ite
             )
         elif CONSTRAINT.match(line):
             raise ConfigError(f"{what}: {line!r} is not supported; put the constraints into the file itself")
+        elif problem := _line_problem(line):
+            raise ConfigError(f"{what}, line {first}: {line[:80]!r} {problem}")
         else:
             yield " ".join(line.split())
+
+
+def _line_problem(line: str) -> str:
+    """Return why a line is none of a requirements file; empty if it may be one."""
+    if line.startswith("-") or GIT.match(line) or ADDRESS.match(line):
+        return ""
+    if COMMAND.match(line):
+        return "is a command; write what it installs, one a line"
+    try:
+        Requirement(re.split(r"\s--", line, maxsplit=1)[0])
+    except InvalidRequirement as error:
+        return f"is no requirement: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _parse_git_requirement(line: str) -> GitRequirement | None:

@@ -115,7 +115,7 @@ def _offline_findings(definition: SweepDefinition) -> list[Finding]:
     """Return each finding about the runs once, with the number of runs unless it is about all."""
     jobs = definition.jobs
     if not jobs:
-        return preflight(definition.base_config)
+        return [finding for finding in preflight(definition.base_config) if finding.check != "sweep_unused"]
     counts = Counter(finding for job in jobs for finding in job.findings)
     return [
         finding if count == len(jobs) else replace(finding, message=f"{finding.message} ({count} of {len(jobs)} runs)")

@@ -18,6 +18,7 @@ from controller.plan.worker_steps import PIN, venv_requirements
 from tests.composed import config_of as config
 from tests.controller.checks import plans
 
+ON_GCP = ["cloud=gcp", "cloud.project=acme"]
 COMMAND = ["cloud=local", "program=command", "program.command=[python,-V]"]
 SHA = "a" * 64
 COMMIT = "c" * 40
@@ -38,6 +39,8 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words() == []
+    assert words("program.command=[pip,install,hf_transfer,--eos-token,'<eos>']", "env.vars.JAX_PLATFORMS=cpu") == []
+    assert words("env.vars.JAX_PLATFORMS='tpu,cpu'", *ON_GCP) == []
     monkeypatch.setenv("KEY", "k")
     (tmp_path / "data").write_text("")
     right = [
@@ -129,6 +132,32 @@ def test_a_word_that_no_program_can_be_given() -> None:
             [f"code.repository={{url: 'https://me:pw@h/r', commit: {COMMIT}}}"],
             "repository_password: error code.repository.url: contains a password or token",
         ),
+        (
+            ["program.command=[python,-c,a,--token,hf_abcdefgh1]"],
+            "secret_like: warning program.command.4: looks like a to",
+        ),
+        (
+            ["program.command=[python,-c,a,--api-key=abcdef123]"],
+            "secret_like: warning program.command: the value of --ap",
+        ),
+        (
+            ["env.vars.X=ghp_0123456789abcdefghij"],
+            "secret_like: warning env.vars.X: looks like a token, which would be",
+        ),
+        (
+            ["env.vars.JAX_PLATFORMS='cuda,cpu'"],
+            "platforms: error env.vars.JAX_PLATFORMS: cuda: emulated workers have CPU",
+        ),
+        (
+            ["env.vars.JAX_PLATFORMS=gpu", *ON_GCP],
+            "platforms: error env.vars.JAX_PLATFORMS: gpu: a TPU VM has tpu and cpu",
+        ),
+        (
+            ["env.vars.JAX_PLATFORMS=cpu", *ON_GCP],
+            "platforms: warning env.vars.JAX_PLATFORMS: cpu leaves the TPU chips",
+        ),
+        (["sweep=seeds"], "sweep_unused: warning sweep: has an effect with -m only"),
+        (["sweep.pods=2"], "sweep_unused: warning sweep: has an effect with -m only"),
         (["code.exclude=['!']"], "exclude: error code.exclude: '!' is not a valid .gitignore pattern"),
         (["code.max_mb=5000"], "code_limit: error code.max_mb: workers unpack at most 1074 MB of code"),
     ],

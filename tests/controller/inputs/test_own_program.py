@@ -246,6 +246,10 @@ def test_git_lines_are_for_this_machine(tmp_path: Path, line: str, expected: tup
 
 
 def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
+    plain = (
+        "--index-url https://h/simple\nhttps://h/a.whl\nb[x]>=1 ; python_version > '3.10'\nc @ https://h/c.whl  # why\n"
+    )
+    assert read_requirements(written(tmp_path, plain), "requirements.txt").text.count("\n") == 4
     for text, words in {
         "-e .\n": "'-e .' is a local folder, which the workers do not have",
         "./lib\n": "program.setup",
@@ -253,6 +257,10 @@ def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
         "-c bounds.txt\n": "put the constraints into the file itself",
         "-r missing.txt\n": "No such file",
         "-r requirements.txt\n": "includes itself",
+        "jaxx==\n": ", line 1: 'jaxx==' is no requirement: ",
+        "numpy \\\n  --hash=sha256:00\n\njax = '^0.4'\n": ", line 4: \"jax = '^0.4'\" is no requirement: ",
+        "pip install jax flax\n": ", line 1: 'pip install jax flax' is a command; write what it installs, one a line",
+        "jax flax\n": ", line 1: 'jax flax' is no requirement: ",
     }.items():
         with pytest.raises(ConfigError, match=r"^env\.requirements: requirements\.txt") as refused:
             read_requirements(written(tmp_path, text), "requirements.txt")
