@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path, PurePath
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -259,7 +260,7 @@ def nothing_looks_like_a_secret(config: Config) -> Iterator[Issue]:
         if SECRET_TEXT.search(text):
             yield Issue(cure, key)
     for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
-        for word, value in zip(argv, (*argv[1:], ""), strict=True):
+        for word, value in pairwise((*argv, "")):
             name, has_value, given = word.partition("=")
             given = given if has_value else value
             if SECRET_OPTION.fullmatch(name) and SECRET_VALUE.fullmatch(given) and not SECRET_TEXT.search(given):

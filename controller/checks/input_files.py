@@ -237,7 +237,7 @@ def _absence(wanted: str, names: Set[str], folder: bool) -> str:
         start = f"{wanted}/" if wanted else ""
         inside = {name.removeprefix(start) for name in names if name.startswith(start)}
         if not inside:
-            return f"there is no such folder; there are {_sample(wanted, {name.partition('/')[0] for name in names})}"
+            return f"there is no such folder; {_nearest(wanted, {name.partition('/')[0] for name in names})}"
         if CHECKPOINT_MARK in inside and wanted.rpartition("/")[2].isdigit():
             return ""
         if not inside & set(WEIGHTS_DESCRIPTIONS):
@@ -249,7 +249,7 @@ def _absence(wanted: str, names: Set[str], folder: bool) -> str:
         return ""
     if not _is_pattern(wanted) and any(name.startswith(f"{wanted}/") for name in names):
         return f"is a folder; name the files in it, e.g. {wanted}/*"
-    return f"no file matches it; there are {_sample(wanted, names)}"
+    return f"no file matches it; {_nearest(wanted, names)}"
 
 
 def _object_absence(context: Context, bucket: str, path: str, folder: bool) -> str:
@@ -308,6 +308,10 @@ def _is_pattern(name: str) -> bool:
 def _literal(pattern: str) -> str:
     """Return the part before the first wildcard."""
     return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+
+
+def _nearest(wanted: str, names: Set[str]) -> str:
+    return f"nearest: {nearest_names(wanted, names)}" if names else "there is nothing"
 
 
 def _sample(wanted: str, names: Set[str]) -> str:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from conf.schema.config import Config
@@ -19,6 +19,7 @@ from controller import checks, resources
 from controller.context import Context
 from controller.core.finding import Check, Finding, Rule, UncheckedError
 from controller.gcp.google_errors import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
+from controller.inputs.hub_sources import NO_NETWORK
 from controller.plan.build import Plan
 
 
@@ -93,8 +94,14 @@ def probe_cloud(config: Config, context: Context) -> list[Finding]:
 
 
 def probe_plan(plan: Plan, context: Context) -> list[Finding]:
-    """As `probe_cloud`, for the checks that need the plan."""
-    return findings_of(examine_plan(plan, context))
+    """As `probe_cloud`, for the checks that need the plan. What one network keeps from being checked is one note."""
+    findings = findings_of(examine_plan(plan, context))
+    unknown = [each for each in findings if each.severity == "note" and each.message.endswith(NO_NETWORK)]
+    if len(unknown) < 2:
+        return findings
+    rest = ", ".join(each.key for each in unknown[1:])
+    said = replace(unknown[0], message=f"{unknown[0].message}; nor was {rest}")
+    return [said if each is unknown[0] else each for each in findings if each not in unknown[1:]]
 
 
 def findings_of(answers: Iterable[Answer]) -> list[Finding]:

@@ -27,6 +27,8 @@ PAUSE_SECONDS = 1.0
 """Pause before the second try; each further one takes twice as long."""
 REFUSALS = (400, 401, 403, 404)
 LOG_IN = "export HF_TOKEN, which env.secrets.HF_TOKEN passes on"
+NO_NETWORK = "check this machine's network"
+"""Ends what is said of a host that cannot be looked up."""
 PUBLIC_FILES = (".gitattributes", "README.md")
 """Files that even a gated repository shows."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -90,7 +92,7 @@ def lookup_problem(endpoint: str) -> str:
         socket.getaddrinfo(host, None)
     except OSError as error:
         proxied = sys.platform == "darwin" or any(name.lower() in PROXIES for name in os.environ)
-        return "" if proxied else f"{host} cannot be looked up ({error.strerror}); check this machine's network"
+        return "" if proxied else f"{host} cannot be looked up ({error.strerror}); {NO_NETWORK}"
     return ""
 
 

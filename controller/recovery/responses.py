@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from conf.schema.run_sections import Recovery
 from controller.agent.protocol import State
 from controller.core.json_documents import Document
+from controller.core.text import plural
 from controller.resources.pod.provisioner import PodStatus
 
 
@@ -254,7 +255,7 @@ def decide(
     if verdict.kind not in CRASH_LOOP_EXEMPT_KINDS:
         in_vain = 1 + sum(VerdictKind(e.kind) not in CRASH_LOOP_EXEMPT_KINDS for e in stuck)
         if in_vain >= recovery.max_without_progress:
-            message = f"it failed {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
+            message = f"it failed {plural(in_vain, 'time')} in a row without a newer checkpoint (recovery.max_without_progress)"
             return Decision(GIVE_UP, message)
     if wanted in (RESTART_PROGRAM, RESTART_WORKER) and _corrupts_again(verdict, since):
         wanted = REPLACE_NODE

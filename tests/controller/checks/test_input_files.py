@@ -59,7 +59,7 @@ def test_a_name_must_match_a_file_of_its_asset(folder: Path, override: str, said
 def test_names_of_downloads_are_known_before_they_are_there() -> None:
     found = offline("+experiment=lm_tinyshakespeare", "data.path=assets://text/shakespeare.txt", "data.packing=stream")
     assert found[0] == (
-        "file_absent: error data.path: assets://text/shakespeare.txt: no file matches it; there are tinyshakespeare.txt"
+        "file_absent: error data.path: assets://text/shakespeare.txt: no file matches it; nearest: tinyshakespeare.txt"
     )
     assert offline("+experiment=lm_tinyshakespeare") == []
     assert offline("+experiment=gemma2b_gsm8k", "cloud.project=acme") == []  # the weights are made by a command
@@ -69,7 +69,7 @@ def test_emulated_workers_read_files_of_this_machine(folder: Path) -> None:
     local = [*JSONL, "cloud=local"]
     assert offline(*local, f"data.path={folder}/train/*.jsonl") == []
     [error] = offline(*local, f"data.path={folder}/train/c.jsonl")
-    assert error.endswith(("there are a.jsonl, b.jsonl", "there are b.jsonl, a.jsonl"))
+    assert error.endswith(("; nearest: a.jsonl, b.jsonl", "; nearest: b.jsonl, a.jsonl"))
     assert offline(*JSONL, "data.path=/mnt/data/c.jsonl") == []  # only the workers know
 
 

@@ -347,3 +347,11 @@ def test_without_a_network_nobody_waits_for_the_library(
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")  # it looks names up itself
     with pytest.raises(ImportError):
         of_build(tmp_path, build("acme/open"))
+
+
+def test_what_a_network_keeps_from_being_checked_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://no-such-host.invalid")
+    set_proxies(monkeypatch)
+    two = plan_of(tmp_path, build("acme/open"), f"+assets.models.more={build('acme/other')}")
+    [note] = [found for found in probe_plan(two, context()) if found.check == "hugging_face"]
+    assert note.message.endswith("; check this machine's network; nor was assets.models.more.build")
