@@ -36,6 +36,8 @@ SECRET_TEXT = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 """Beginnings of tokens of Hugging Face, GitHub, OpenAI and Anthropic, Google, Amazon, Slack and GitLab."""
+PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@{$]+@")
+"""In an address, `://user:password@host`."""
 SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|passwd|passphrase|api[-_]?key)", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=-]{8,}")
 MIN_SECRET_LENGTH = 8
@@ -257,8 +259,9 @@ def nothing_looks_like_a_secret(config: Config) -> Iterator[Issue]:
     """The config is recorded in the bucket and the state folder and shown on the terminal, its command included."""
     cure = "looks like a token, which would be recorded; set env.secrets.NAME=env and read the variable NAME"
     for key, text in iter_strings(config.model_dump(mode="json"), ""):
-        if SECRET_TEXT.search(text):
-            yield Issue(cure, key)
+        has_password = key.startswith(("env.vars.", "program.")) and PASSWORD.search(text)
+        if SECRET_TEXT.search(text) or has_password:
+            yield Issue(cure.replace("a token", "a password") if has_password else cure, key)
     for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
         for word, value in pairwise((*argv, "")):
             name, has_value, given = word.partition("=")

@@ -195,8 +195,9 @@ def _tokenizer(config: Config, data: QuestionData | Corpus) -> Tokenizer | None:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise _NoTokenizerError(f"{files[0]} is not JSON: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
-        raise _NoTokenizerError(f"{files[0]} has no model, as a tokenizer.json has")
+    model = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(model, dict) or "vocab" not in model:
+        raise _NoTokenizerError(f"{files[0]} has no model with a vocab, as a tokenizer.json has")
     try:
         return _parse(document)
     except (AttributeError, KeyError, TypeError, IndexError):

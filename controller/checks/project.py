@@ -4,6 +4,7 @@ You have permission to use the project, and it has billing and quota.
 """
 
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
@@ -96,12 +97,17 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         return  # it is reported when the code is read
     is_command = words.key == "program.command"
     bare = is_command and _has_slipways_packages(config)
+    own = config.env.packages in ("lock", "requirements")
+    python = next((word for word in words.argv if PYTHON.fullmatch(word)), "")
+    if own and python and python.removeprefix("python") != ".".join(config.env.python.split(".")[:2]):
+        told = f"{python} is not the Python of the packages, which is {config.env.python} (env.python); write python"
+        yield Issue(told, words.key, "warning")
     if problem := program_problem(words.argv, root, root, bare=bare):
         yield Issue(problem, words.key, None if words.certain else "warning")
     elif (file := program_file(words.argv, root)) is not None:
         if problem := syntax_problem(words.argv, file):
-            older = version_info[:2] < tuple(map(int, config.env.python.split(".")[:2]))
-            yield Issue(problem, words.key, "warning" if older else None)
+            newer = own and version_info[:2] < tuple(map(int, config.env.python.split(".")[:2]))
+            yield Issue(problem, words.key, "warning" if newer else None)
         elif bare and file.suffix == ".py":
             lock = config.env.packages == "lock"
             lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
@@ -109,6 +115,7 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
                 yield Issue(f"{absent}, and {lacking}", words.key, "warning")
 
 
+PYTHON = re.compile(r"python3\.\d+")
 LACKING = "this machine, whose packages the workers have, has no such package"
 
 

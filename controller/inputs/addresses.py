@@ -168,6 +168,8 @@ def _data_problem(value: str, kind: str) -> Problem | None:
     if kind == "puzzles":
         folder = value.rpartition("/")[0]
         return Problem(f"{value} is a file; name its folder: {folder}") if name.endswith(".json") else None
+    if path_exists(path) and path.is_dir():
+        return Problem(f"{value} is a folder; name the files in it, e.g. {value.rstrip('/')}/*")
     if name.endswith(NO_ROWS) and not (kind == "text" and name.endswith((".csv", ".tsv"))):
         return Problem(f"{value}: data.kind={kind} does not read this format; write it as JSON lines or Parquet", False)
     if kind == "parquet" and name.endswith(TEXTS):

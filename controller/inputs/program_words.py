@@ -41,6 +41,7 @@ ENTER = ("sh", "-c", 'cd "$1" && shift && exec "$@"', "sh")
 SHELL_SYNTAX = frozenset("$`*?~\n;&|<>(){}")
 PLACEHOLDER = "{"
 """Begins what Slipway fills in."""
+SYSTEM_PLACES = ("/usr/", "/bin/", "/opt/")
 JOBS = "slipway_job"
 """The module that is shipped with the jobs of a multirun."""
 NO_PROGRAM = "there is no such program on this machine or among Slipway's packages"
@@ -81,7 +82,9 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
         inner = (i for i, word in enumerate(words) if i and (_is_interpreter(word) or _is_script(word)))
         if (at := next(inner, None)) is not None:
             return started(words[at:], folder)
-    line = words[2] if len(words) == 3 and words[1] == "-c" and not words[0].startswith("python") else ""
+    if words[:2] == ["uv", "run"] and (at := next((i for i, w in enumerate(words) if w.endswith(".py")), None)):
+        return started(["python", *words[at:]], folder)
+    line = words[2] if len(words) == 3 and _is_text_option(words[0], words[1]) else ""
     if _is_interpreter(words[0]) and line and not set(line) & SHELL_SYNTAX:
         try:
             inside = shlex.split(line)
@@ -108,7 +111,7 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     words, folder = started(argv, folder)
     script = script_of(words)
     if script is None:
-        return _absence(words, folder) if bare else ""
+        return _option_problem(words) or (_absence(words, folder) if bare else "")
     if PLACEHOLDER in script:
         return ""
     path = folder / script
@@ -125,6 +128,19 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     if run_git(["check-ignore", "--quiet", script], folder).returncode == 0:
         return f"{script}: is ignored by git, so the workers would not get it; see .gitignore"
     return _start_problem(words, path)
+
+
+def _option_problem(words: Sequence[str]) -> str:
+    """Return what is wrong with the last option of an interpreter, or with the module that it names."""
+    if not _is_interpreter(words[0]):
+        return ""
+    if words[-1] in ("-c", "-m") and len(words) > 1:
+        return f"{words[-1]}: nothing is behind it; name {'a module' if words[-1] == '-m' else 'what to run'}"
+    module = word_after(words, "-m") or ""
+    if module.endswith(".py") or "/" in module:
+        name = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+        return f"-m {module}: is a file, not a module's name; use: python -m {name}"
+    return ""
 
 
 def _start_problem(words: Sequence[str], path: Path) -> str:
@@ -145,9 +161,23 @@ def _start_problem(words: Sequence[str], path: Path) -> str:
         return f"{script}: cannot be executed, for it has no x bit; {cure}"
     if head.startswith(b"#!") and head.endswith(b"\r\n"):
         return f"{script}: its first line ends as on Windows, so its interpreter is not found; save it with LF"
+    if head.startswith(b"#!") and (problem := _shebang_problem(head.decode(errors="replace")[2:].split())):
+        return f"{script}: {problem}"
     if not head.startswith((b"#!", b"\x7fELF")):
         cure = cure if by else "begin it with one, such as #!/bin/bash"
         return f"{script}: cannot be executed: it is no program for Linux and has no #! line; {cure}"
+    return ""
+
+
+def _shebang_problem(words: Sequence[str]) -> str:
+    """Return why the words behind `#!` start nothing on a worker; empty if they may."""
+    if not words:
+        return "its #! line names nothing; write #!/usr/bin/env python3"
+    name = next((word for word in words[1:] if not word.startswith("-")), "") if words[0].endswith("/env") else ""
+    if name and not _is_interpreter(name) and name not in ON_WORKERS and shutil.which(name) is None:
+        return f"its #! line names {name}, and there is no such program on this machine"
+    if not words[0].startswith(SYSTEM_PLACES):
+        return f"its #! line names {words[0]}, which the workers lack; write #!/usr/bin/env python3"
     return ""
 
 
@@ -231,7 +261,7 @@ def script_of(argv: Sequence[str]) -> str | None:
         return argv[0] if "/" in argv[0] else None
     words = iter(argv[1:])
     for word in words:
-        if word in ("-m", "-c", "-"):
+        if word in ("-m", "-c", "-") or _is_text_option(argv[0], word):
             return None
         if word in VALUED_OPTIONS:
             next(words, None)
@@ -244,6 +274,12 @@ def word_after(argv: Sequence[str], option: str) -> str | None:
     """Return the word after an interpreter's option."""
     at = list(argv).index(option) if option in argv else len(argv)
     return next(iter(argv[at + 1 :]), None) if script_of(argv) is None else None
+
+
+def _is_text_option(interpreter: str, word: str) -> bool:
+    """Return whether the word behind this one is a line for a shell, as with `-c` and `-lc`."""
+    is_shell = _is_interpreter(interpreter) and not Path(interpreter).name.startswith("python")
+    return is_shell and re.fullmatch(r"-[a-z]*c", word) is not None
 
 
 def _is_interpreter(word: str) -> bool:

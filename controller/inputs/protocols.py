@@ -201,7 +201,12 @@ def _fits(kind: type, wanted: Any) -> bool:
 def _words(wanted: Any) -> str:
     """Return what is wanted, in words."""
     origin = typing.get_origin(wanted) or wanted
-    told: dict[Any, str] = {float: "a number", str: "a text", Mapping: "values by their names", Any: "a value"}
+    told: dict[Any, str] = {
+        float: "a number",
+        str: "a text",
+        Mapping: "values by their names",
+        Any: "an array or another object",
+    }
     told |= {
         Sequence: "a sequence",
         Iterable: "an iterable",

@@ -255,7 +255,8 @@ def decide(
     if verdict.kind not in CRASH_LOOP_EXEMPT_KINDS:
         in_vain = 1 + sum(VerdictKind(e.kind) not in CRASH_LOOP_EXEMPT_KINDS for e in stuck)
         if in_vain >= recovery.max_without_progress:
-            message = f"it failed {plural(in_vain, 'time')} in a row without a newer checkpoint (recovery.max_without_progress)"
+            times = f"{plural(in_vain, 'time')} in a row"
+            message = f"it failed {times} without a newer checkpoint (recovery.max_without_progress)"
             return Decision(GIVE_UP, message)
     if wanted in (RESTART_PROGRAM, RESTART_WORKER) and _corrupts_again(verdict, since):
         wanted = REPLACE_NODE

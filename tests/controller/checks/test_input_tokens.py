@@ -259,7 +259,8 @@ OWN_BOS = """data.bos='<|bos|>'"""
         (UNIGRAM, [*WORDS, OWN_BOS, "model.vocab_size=2"], ["3 IDs", "no special token <eos>; it has <|bos|>"]),
         (PICTURES, [*WORDS, "data.bos=null", "data.eos='<image>'", "model.vocab_size=3"], []),
         ({"model": 1}, WORDS, ["data.tokenizer: "]),
-        ({"vocab": {}}, WORDS, ["tokenizer.json has no model, as a tokenizer.json has"]),
+        ({"vocab": {}}, WORDS, ["tokenizer.json has no model with a vocab, as a tokenizer.json has"]),
+        ({"model": {"type": "BPE"}}, WORDS, ["tokenizer.json has no model with a vocab"]),
         ([], WORDS, ["name a tokenizer.json of Hugging Face's library"]),
     ],
 )

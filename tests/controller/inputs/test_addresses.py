@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("data", "gs://b/a.jsonl", ""),
         ("data", "assets://mine/*.jsonl", ""),
-        ("data", "own/data", ""),
+        ("data", "own/data", "own/data is a folder; name the files in it, e.g. own/data/*"),
         ("data", "odd:name.jsonl", ""),
         ("data", "https://example.com/a.jsonl", "'assets.datasets.mine.files={a.jsonl: {url: https://example.com/a.jso"),
         ("data", "s3://b/a.jsonl", "s3:// is not read; use gs://…, or an asset: assets.datasets.mine.source=hf://data"),

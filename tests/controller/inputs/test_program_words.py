@@ -30,6 +30,8 @@ PROGRAMS = {
     "bad.sh": "if true; then\n",
     "windows.sh": "#!/bin/bash\r\nls\r\n",
     "bare.sh": "ls\n",
+    "odd.pl": "#!/usr/bin/env -S pelr -w\n",
+    "home.pl": "#!/home/me/venv/bin/python\n",
     "lab/__main__.py": "x = = 1\n",
 }
 
@@ -64,7 +66,17 @@ PROGRAMS = {
         (["python", "-m", "lab"], "error __main__.py, line 1: "),
         (["bash", "bad.sh"], "error bad.sh: line "),
         (["python", "lacks.py"], "line 2: imports nosuchpkg, and this machine, whose packages the workers have, has"),
+        (["bash", "-lc", "python trian.py"], "error trian.py: there is no such file in "),
+        (["uv", "run", "--with", "jax", "trian.py"], "error trian.py: there is no such file in "),
+        (
+            ["python", "-m", "lab/train.py"],
+            "error -m lab/train.py: is a file, not a module's name; use: python -m lab.tr",
+        ),
+        (["python", "-u", "-c"], "error -c: nothing is behind it"),
+        (["./odd.pl"], "error ./odd.pl: its #! line names pelr, and there is no such program on this machine"),
+        (["./home.pl"], "error ./home.pl: its #! line names /home/me/venv/bin/python, which the workers lack"),
         (["python", "plain.py"], None),
+        (["bash", "-lc", "cd lab && python x.py"], None),
         (["bash", "bare.sh"], None),
         (["bash", "-c", "python $FILE"], None),
         (["python", "{assets.models.x}/run.py"], None),
@@ -76,7 +88,7 @@ def test_a_command_of_the_config_is_judged_as_words_after_two_dashes_are(
     (repository / "lab").mkdir()
     for name, text in PROGRAMS.items():
         (repository / name).write_bytes(text.encode())
-    for name in ("windows.sh", "bare.sh"):
+    for name in ("windows.sh", "bare.sh", "odd.pl", "home.pl"):
         (repository / name).chmod(0o755)
     monkeypatch.chdir(repository)
     wanted = ["program=command", "cloud=local", f'env.python="{sys.version_info[0]}.{sys.version_info[1]}"']
@@ -105,5 +117,7 @@ def test_what_other_words_may_make_or_use_is_less_certain(repository: Path, monk
     assert line.endswith('use program.setup=[[bash,-c,"cd a && make"]]')
     (repository / "no.sh").touch()
     assert said(*own[:1], "program.command=[ehco]", "env.packages=none") == []
+    [other] = said(*own[:1], "program.command=[python3.9,train.py]", "env.packages=lock", "env.python='3.11'")
+    assert other.startswith("warning program.command: python3.9 is not the Python of the packages, which is 3.11")
     beside = said("+experiment=quickstart", "program.command=[python,made.py]")
     assert beside == ["warning program.command: program=trainer does not run it; add program=command, or leave it out"]
