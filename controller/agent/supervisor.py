@@ -222,7 +222,7 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
     send_signal(os.killpg, program, signal.SIGKILL)
-    end_trackers(folder, order, trackers, None if replaced.is_set() else status)
+    end_trackers(folder, len(order["trackers"]), trackers, None if replaced.is_set() else status)
     kill_leftovers(folder)
     ended.set()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}

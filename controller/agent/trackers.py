@@ -29,6 +29,7 @@ from .commands.run_inputs import unpack
 from .commands.venv import NO_VENV, venv_folder
 from .control import read_lines, recorded_notice
 from .fs import (
+    AgentError,
     agent_root,
     attempt_folder,
     complain,
@@ -52,6 +53,7 @@ RETRY_SECONDS = 30.0
 """Pause before another try to begin, where a tracker's server, or the bucket, did not answer."""
 FINISH_SECONDS = 45.0
 """Seconds that all trackers together get after the program's end: fewer than the supervisor has (control.py)."""
+Started = subprocess.Popen[bytes]
 PREEMPTED_EXIT_CODE = 75
 NOT_METRICS = ("step", "phase", "time")
 STATE, END = "state.json", "trackers-end.json"
@@ -59,55 +61,62 @@ ERRORS = "tracker_errors"
 """Key of the errors of all trackers in the run's results."""
 
 
-def start_trackers(attempt: Path, order: dict[str, Any], environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
-    """Start a process for each tracker of `order`, with the program's Python and variables."""
-    venv, started = order["venv"], list[subprocess.Popen[bytes]]()
+def start_trackers(attempt: Path, order: dict[str, Any], environment: dict[str, str]) -> dict[str, Started]:
+    """Start a process for each tracker of `order`, with the program's Python and variables; return them by name."""
+    venv, started = order["venv"], dict[str, Started]()
     (attempt / END).unlink(missing_ok=True)
     for number, tracker in enumerate(order["trackers"]):
         own = {key: order[key] for key in ("run_id", "attempt", "bucket")}
-        with (attempt / f"tracker-{number}.log").open("ab") as log, tempfile.TemporaryFile() as stdin:
-            stdin.write(dump({**own, **tracker}))
-            stdin.seek(0)
-            python = "python3" if venv == NO_VENV else str(venv_folder(venv) / "bin" / "python")
-            command = [python, str(Path(sys.argv[0]).resolve()), "track"]
-            try:
-                started.append(
-                    subprocess.Popen(
-                        command, stdin=stdin, stdout=log, stderr=log, env=environment, start_new_session=True
-                    )
+        python = "python3" if venv == NO_VENV else str(venv_folder(venv) / "bin" / "python")
+        command = [python, str(Path(sys.argv[0]).resolve()), "track"]
+        try:
+            with (attempt / f"tracker-{number}.log").open("ab") as log, tempfile.TemporaryFile() as stdin:
+                stdin.write(dump({**own, **tracker}))
+                stdin.seek(0)
+                started[tracker["use"]] = subprocess.Popen(
+                    command, stdin=stdin, stdout=log, stderr=log, env=environment, start_new_session=True
                 )
-            except OSError as error:
-                _tell(attempt, tracker["use"], f"cannot start: {error}")
+        except OSError as error:
+            _tell(attempt, tracker["use"], f"cannot start: {error}")
     return started
 
 
-def end_trackers(
-    attempt: Path, order: dict[str, Any], started: list[subprocess.Popen[bytes]], status: int | None
-) -> None:
+def end_trackers(attempt: Path, wanted: int, started: dict[str, Started], status: int | None) -> None:
     """Let the trackers pass on the rest, and add the number of their errors to the program's summary.
 
-    status: exit code of the program, or minus its signal; None: a later attempt owns the run's folder, so they are
-        killed. A run that may go on keeps its last row for the next attempt.
+    Args:
+        attempt: folder of the attempt.
+        wanted: number of trackers.
+        started: as from `start_trackers`.
+        status: exit code of the program, or minus its signal; None: a later attempt owns the run's folder, so they are
+            killed. A run that may go on keeps its last row for the next attempt.
     """
-    if status is None:
-        for process in started:
-            send_signal(os.killpg, process.pid, signal.SIGKILL)
-        return
+    try:
+        if status is not None and wanted:
+            _finish(attempt, wanted, started, status)
+    except (OSError, AgentError) as error:  # such as a full disk
+        complain(f"cannot end the trackers: {error}")
+    finally:
+        for process in started.values():
+            if process.poll() is None:
+                send_signal(os.killpg, process.pid, signal.SIGKILL)
+
+
+def _finish(attempt: Path, wanted: int, started: dict[str, Started], status: int) -> None:
     goes_on = status < 0 or status == PREEMPTED_EXIT_CODE or recorded_notice(attempt) is not None
     write_json(attempt / END, {"final": status == 0, "goes_on": goes_on})
-    wait_until(lambda: not [process for process in started if process.poll() is None], FINISH_SECONDS)
-    errors = len(order["trackers"]) - len(started)
-    for tracker, process in zip(order["trackers"], started, strict=False):
+    wait_until(lambda: not [process for process in started.values() if process.poll() is None], FINISH_SECONDS)
+    errors = wanted - len(started)
+    for use, process in started.items():
         if (code := process.poll()) != 0:
-            send_signal(os.killpg, process.pid, signal.SIGKILL)
             how = f"did not end within {FINISH_SECONDS:.0f} s" if code is None else f"ended with code {code}"
-            _tell(attempt, tracker["use"], f"{how}: see {attempt.name}/tracker-*.log on worker 0")
+            _tell(attempt, use, f"{how}: see {attempt.name}/tracker-*.log on worker 0")
             errors += 1
-        errors += (read_json(_errors_file(attempt, tracker["use"])) or {"errors": 0})["errors"]
+        errors += (read_json(_errors_file(attempt, use)) or {"errors": 0})["errors"]
     path = attempt.parent / "summary.json"
-    with suppress(ValueError):  # the program's own words, which are no JSON, stay as they are
-        found = parse_object(path.read_bytes()) if file_size(path) else {}
-        if errors:
+    if errors:
+        with suppress(ValueError):  # the program's own words, which are no JSON, stay as they are
+            found = parse_object(path.read_bytes()) if file_size(path) else {}
             write_atomic(path, json.dumps({**found, ERRORS: errors}).encode())
 
 
@@ -200,7 +209,8 @@ class Follower:
         known = getattr(tracker, "last_step", None)  # what its own store has counts
         self._step = settings["step"] if known is None else known
         self._is_buffered = getattr(tracker, "is_buffered", False)
-        self._errors += stored.get("errors", 0)
+        if stored.get("errors"):
+            self._count(stored["errors"])
         self._tracker = tracker
         for step, row in stored.get("rows", []):
             self._add(step, row)
@@ -262,14 +272,17 @@ class Follower:
         try:
             act()
         except (Exception, SystemExit) as error:
-            self._errors, self._changed = self._errors + 1, True
-            write_json(_errors_file(self._attempt, self._use), {"errors": self._errors})
+            self._count(1)
             complain(f"{type(error).__name__}: {error}")
             if self._errors == 1:
                 said = next(iter(str(error).strip().splitlines()), "")
                 _tell(self._attempt, self._use, f"{type(error).__name__}: {said[:300]}; the run goes on")
             return False
         return True
+
+    def _count(self, errors: int) -> None:
+        self._errors, self._changed = self._errors + errors, True
+        write_json(_errors_file(self._attempt, self._use), {"errors": self._errors})
 
     def save(self) -> None:
         """Store the state with the files that belong to it in one object, and new files as they are, to look at."""
@@ -331,5 +344,5 @@ def _is_number(value: Any) -> bool:
 
 def _tell(attempt: Path, use: str, message: str) -> None:
     """Add a line to the program's log."""
-    with (attempt / "log").open("ab") as log:
+    with suppress(OSError), (attempt / "log").open("ab") as log:
         log.write(f"slipway: logging.trackers: {use}: {message}\n".encode())

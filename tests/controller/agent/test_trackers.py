@@ -232,7 +232,8 @@ def test_an_error_costs_one_step_and_is_counted_over_all_attempts(life: Life) ->
     follower.look()
     follower.end(final=True, goes_on=False)
     assert life.steps == [1, 2, 3, 4, 5, 6, 7]
-    assert json.loads((life.run / "attempt-2/my_followed.Recorder.errors.json").read_text())["errors"] == 3
+    life.begin().look()
+    assert json.loads((life.run / "attempt-3/my_followed.Recorder.errors.json").read_text())["errors"] == 3
     assert not (life.run / "attempt-2/log").exists(), "it was told in the first attempt"
 
 
