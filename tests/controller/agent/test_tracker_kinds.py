@@ -1,4 +1,7 @@
-"""Trackers that are shipped: for real, where their packages are installed (each night), and with stand-ins."""
+"""Trackers that are shipped: for real, where their packages are installed (each night), and with stand-ins.
+
+TensorBoard's is in tests/scenarios/recovery/test_recovery.py.
+"""
 
 import json
 import shutil
@@ -79,15 +82,7 @@ def wandb_points(folder: Path) -> list[Point]:
     return points
 
 
-def tensorboard_points(folder: Path) -> list[Point]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    read = EventAccumulator(str(folder / "tb"), {"scalars": 0}).Reload()
-    return [(point.step, tag, point.value) for tag in read.Tags()["scalars"] for point in read.Scalars(tag)]
-
-
 POINTS: dict[str, Callable[[Path], list[Point]]] = {
-    "tensorboard": tensorboard_points,
     "trackio": trackio_points,
     "mlflow": mlflow_points,
     "wandb": wandb_points,
