@@ -71,7 +71,7 @@ BASES: dict[str, list[str]] = {
             "loop.environment.name=own:environment", "+loop.environment.options={a: b}",
             "+loop.evaluations={e: {run: 'own:evaluation', options: {a: b}}}",
             "optimizer=custom", "optimizer.rule=own:rule", "+optimizer.options={a: b}", "code.checks=[own:check]",
-            "code.resources=[own:Step]"],
+            "code.resources=[own:Step]", "logging.trackers=[own:tracker]"],
     "own_loop": ["cloud=local", "model=tiny", "optimizer=adamw", "data=documents", "data.source=own:questions",
                  "loop=custom", "loop.run=own:loop", "+loop.options={a: b}"],
     "here": ["cloud=here", "cloud.backend=cpu", "cloud.folder=/tmp/a", "cloud.results=gs://b/r", *COMMAND],
@@ -86,6 +86,7 @@ def evaluation(answers, **options): return {}
 def loop(experiment, mesh, log, **options): return None
 def loss(logprobs, old_logprobs, advantages, mask, **options): return 0
 def rule(**options): return optax.identity()
+def tracker(run, config, folder): return None
 def check(config): yield from ()
 class environment:
     def __init__(self, **options): pass
