@@ -6,37 +6,35 @@ The containers of that library (docker, podman, apptainer) and its remote sandbo
 import hashlib
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from conf.schema.training.loop_parts import Sandbox
-from trainer.environments.failure import FailureError
 from trainer.sandbox.box import LOOPBACK, Box, Ended, Limits, RefusedError
 from trainer.sandbox.init import HOME
-
-EXIT_CODE, KILLED = "exit_code", "killed"
-"""What is counted of an episode's boxes: commands with another exit code than 0, and boxes that a limit ended."""
 
 
 @dataclass
 class EpisodeBoxes:
-    """What happened in the boxes of an episode. waits: whether the policy is being asked; cause: of the last kill."""
+    """What happened in the boxes of an episode.
 
-    counted: Counter[str] = field(default_factory=Counter)
+    waits: whether the policy is being asked; cause: the last limit that ended one; killed: how many limits did;
+    exit_code: commands that ended with another one than 0.
+    """
+
     waits: bool = False
     cause: str = ""
+    killed: int = 0
+    exit_code: int = 0
+
+    def reach(self, cause: str) -> None:
+        self.cause, self.killed = cause, self.killed + 1
 
     def metrics(self) -> dict[str, float]:
-        return {f"sandbox_{name}": self.counted[name] for name in (EXIT_CODE, KILLED)}
-
-    def failure(self) -> FailureError | None:
-        """Return the limit that ended a box, if one did."""
-        told = f"a box reached a limit of loop.environment.sandbox: {self.cause}"
-        return FailureError(self.cause, told) if self.cause else None
+        return {"sandbox_killed": self.killed, "sandbox_exit_code": self.exit_code}
 
 
 EPISODE: ContextVar[EpisodeBoxes] = ContextVar("episode")
@@ -65,7 +63,7 @@ def _runtime_class(limits: Limits, *, has_network: bool) -> type:
         def __init__(self, config: Any, name: str | None = None) -> None:
             super().__init__(config, name)
             self._episode, self._ports = EPISODE.get(EpisodeBoxes()), set[int]()
-            self._box = Box(limits, has_network=has_network)
+            self._box = Box(limits, has_network=has_network, on_limit=self._episode.reach)
 
         async def start(self) -> None:
             try:
@@ -76,7 +74,7 @@ def _runtime_class(limits: Limits, *, has_network: bool) -> type:
 
         async def run(self, argv: list[str], env: dict[str, str]) -> ProgramResult:
             ended = await self._run(argv, env)
-            self._episode.counted[EXIT_CODE] += bool(ended.code and not ended.cause)
+            self._episode.exit_code += bool(ended.code and not ended.cause)
             told = f"\nkilled: {ended.cause} (loop.environment.sandbox)" if ended.cause else ""
             texts = [text.decode(errors="replace") for text in (ended.stdout, ended.stderr)]
             return ProgramResult(exit_code=ended.code, stdout=texts[0], stderr=texts[1] + told)
@@ -119,16 +117,9 @@ def _runtime_class(limits: Limits, *, has_network: bool) -> type:
         async def _run(self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes = b"") -> Ended:
             try:
                 await self._forward_ports()
-                ended = await self._box.run(argv, self._variables(env), stdin, is_idle=lambda: self._episode.waits)
+                return await self._box.run(argv, self._variables(env), stdin, is_idle=lambda: self._episode.waits)
             except RefusedError as error:
                 raise SandboxError(str(error)) from None
-            finally:
-                if self._box.cause and not self._is_counted:
-                    self._is_counted, self._episode.cause = True, self._box.cause
-                    self._episode.counted[KILLED] += 1
-            return ended
-
-        _is_counted = False
 
         def _variables(self, env: Mapping[str, str]) -> dict[str, str]:
             return {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **self.process_env(dict(env))}

@@ -1,16 +1,15 @@
-"""Environments of verifiers 0.4: a taskset, and agents whose harnesses are programs that call a model over HTTP.
+"""Environments of verifiers 0.4: a taskset, and agents whose harnesses are programs that call a model.
 
-Here that model is the policy: an endpoint of this process, in the words of OpenAI's chat completions, hands a request
-to the episode and waits for its answer. A task of the taskset is a row of data; its rollout has the same interface as
-one of an Environment of 0.3, so that `VerifiersEpisode` plays both. Harnesses run in boxes (trainer/sandbox).
+The library passes their requests on to a provider by HTTP. Here that is the policy: in the words of OpenAI's chat
+completions, a request goes to the episode and waits for its answer. A task of the taskset is a row of data; its rollout
+has the same interface as one of an Environment of 0.3, so that `VerifiersEpisode` plays both. Harnesses run in boxes
+(trainer/sandbox).
 """
 
 import importlib.util
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-
-from aiohttp import web
 
 from conf.schema.training.loop_parts import Sandbox
 from conf.schema.training.run_yaml import RunFileError
@@ -20,11 +19,10 @@ from trainer.environments.failure import FailureError
 Ask = Callable[[list[dict[str, Any]], list[dict[str, Any]]], Awaitable[dict[str, Any] | None]]
 """Asks the policy, with messages and tools; None: no room is left."""
 KEY = "loop.environment.options"
-MODEL = "policy"
+MODEL, URL = "policy", "http://policy.invalid/v1"
 SESSION = "X-Session-ID"
 """Header of a request with the id of the trace that it belongs to."""
 SHIPPED = "verifiers.v1.tasksets"
-MAX_REQUEST_BYTES = 1 << 30
 
 
 def is_shipped(module: str) -> bool:
@@ -55,13 +53,14 @@ class TasksetEnvironment:
             self._selections = {name: vf.SelectConfig(**self._selection(name)) for name in self._splits}
         except (ValidationError, TypeError, ValueError) as error:
             raise RunFileError(f"{KEY}: {module}: {' '.join(str(error).split())}") from None
-        self._endpoint = PolicyEndpoint()
         self._serving: Any = None
+        self._asks = dict[str, tuple[Any, Ask, verifiers_box.EpisodeBoxes]]()
+        """What asks the policy, by the id of a trace."""
 
     async def start(self, sandbox: Sandbox, output_mib: float) -> None:
         """Start what all episodes share, until this process ends; programs of the runtime `subprocess` run in boxes."""
         verifiers_box.use_boxes(sandbox, output_mib)
-        await self._endpoint.start()
+        self._answer_requests()
         self._serving = self._environment.serving()
         await self._serving.__aenter__()
 
@@ -92,23 +91,23 @@ class TasksetEnvironment:
 
         task_class, boxes = type(self._environment.taskset).task_type(), verifiers_box.EpisodeBoxes()
         task = task_class(task_class.data_type().model_validate(row["task"]), self._environment.config.taskset.task)
-        context = vf.ModelContext(model=MODEL, client=vf.EvalClientConfig(base_url=self._endpoint.url, api_key_var="_"))
+        context = vf.ModelContext(model=MODEL, client=vf.EvalClientConfig(base_url=URL, api_key_var="_"))
         verifiers_box.EPISODE.set(boxes)
         traces = list[Any]()
 
         def begun(trace: Any) -> None:
             traces.append(trace)
-            self._endpoint.episodes[trace.id] = trace, client, boxes
+            self._asks[trace.id] = trace, client, boxes
 
         try:
             episode = await self._environment.run_episode(task, context, on_trace=begun)
         finally:
             for trace in traces:
-                del self._endpoint.episodes[trace.id]
+                del self._asks[trace.id]
         learned = [trace for trace in episode.traces if trace.agent.trainable]
         if not episode.ok:
-            if (failure := boxes.failure()) is not None:
-                raise failure
+            if boxes.cause:
+                raise FailureError(boxes.cause, f"a limit of loop.environment.sandbox ended a box: {boxes.cause}")
             error = next((t.last_error for t in episode.traces if not t.ok and t.last_error), episode.last_error)
             return {"reward": 0.0, "error": f"{error.type}: {error.message}" if error else "it did not end well"}
         if len(learned) != 1:
@@ -136,35 +135,24 @@ class TasksetEnvironment:
             rows.append({"prompt": [*system, *prompt], "answer": data.get("answer"), "task": data})
         return rows
 
+    def _answer_requests(self) -> None:
+        """Answer the requests to URL of the library's clients from now on."""
+        import httpx
+        import verifiers.v1.clients.eval as clients  # pyright: ignore[reportMissingImports]
 
-class PolicyEndpoint:
-    """The policy as a server of OpenAI's chat completions on this machine."""
+        build, ours = clients.build_async_httpx, httpx.MockTransport(self._complete)
+        clients.build_async_httpx = lambda config: (
+            httpx.AsyncClient(transport=ours) if config.base_url == URL else build(config)
+        )
 
-    def __init__(self) -> None:
-        self.url = ""
-        self.episodes = dict[str, tuple[Any, Ask, verifiers_box.EpisodeBoxes]]()
-        """What asks the policy, by the id of a trace."""
+    async def _complete(self, request: Any) -> Any:
+        """Return the response to a request of chat completions."""
+        import httpx
 
-    async def start(self) -> None:
-        application = web.Application(client_max_size=MAX_REQUEST_BYTES)
-        application.router.add_post("/v1/chat/completions", self._complete)
-        application.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(application, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        _, port = runner.addresses[0][:2]
-        self.url = f"http://127.0.0.1:{port}/v1"
-
-    async def _models(self, request: web.Request) -> web.Response:
-        del request
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-    async def _complete(self, request: web.Request) -> web.Response:
-        body, found = await request.json(), self.episodes.get(request.headers.get(SESSION, ""))
+        found = self._asks.get(request.headers.get(SESSION, ""))
         if found is None:
-            return web.json_response({"error": {"message": "the episode has ended"}}, status=409)
-        trace, ask, boxes = found
+            return httpx.Response(409, json={"error": {"message": "the episode has ended"}})
+        body, (trace, ask, boxes) = json.loads(request.content), found
         boxes.waits = True
         try:
             message = await ask(body["messages"], body.get("tools") or [])
@@ -173,17 +161,15 @@ class PolicyEndpoint:
         if message is None:
             trace.stop("context_length")  # an end with a reward, and no error
             told = "maximum context length: loop.max_new_tokens or loop.environment.max_turns is used up"
-            return web.json_response(
-                {"error": {"message": told, "code": "context_length_exceeded", "type": "invalid_request_error"}},
-                status=400,
-            )
+            error = {"message": told, "code": "context_length_exceeded", "type": "invalid_request_error"}
+            return httpx.Response(400, json={"error": error})
         reason = "tool_calls" if message.get("tool_calls") else "stop"
-        whole = {"id": "policy", "created": 0, "model": MODEL}
+        whole = {"id": MODEL, "created": 0, "model": MODEL}
         if not body.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": reason}
-            return web.json_response(whole | {"object": "chat.completion", "choices": [choice]})
+            return httpx.Response(200, json=whole | {"object": "chat.completion", "choices": [choice]})
         calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
-        delta = message | ({"tool_calls": calls} if calls else {})
-        chunk = whole | {"object": "chat.completion.chunk"}
-        chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": reason}]
-        return web.Response(text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+        choice = {"index": 0, "delta": message | ({"tool_calls": calls} if calls else {}), "finish_reason": reason}
+        chunk = json.dumps(whole | {"object": "chat.completion.chunk", "choices": [choice]})
+        events = f"data: {chunk}\n\ndata: [DONE]\n\n"
+        return httpx.Response(200, content=events.encode(), headers={"Content-Type": "text/event-stream"})

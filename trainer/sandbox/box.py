@@ -72,9 +72,12 @@ class Ended(NamedTuple):
 class Box:
     """One box, whose files are in memory. Start and stop it; a limit ends it too, with everything in it."""
 
-    def __init__(self, limits: Limits, *, has_network: bool = False) -> None:
-        """has_network: whether its network is this machine's, and not one with nothing but 127.0.0.1 in it."""
-        self.limits, self.has_network = limits, has_network
+    def __init__(self, limits: Limits, *, has_network: bool = False, on_limit: Callable[[str], object] = bool) -> None:
+        """has_network: whether its network is this machine's, and not one with nothing but 127.0.0.1 in it.
+
+        on_limit: is told the limit that ends it.
+        """
+        self.limits, self.has_network, self._on_limit = limits, has_network, on_limit
         self.cause = ""
         """The limit that ended it."""
         self._control: socket.socket | None = None
@@ -120,6 +123,7 @@ class Box:
         is_idle: whether it waits for this machine, which its seconds do not count.
         """
         answer = self.begin(argv, env, stdin)
+        number = self._count
         since = self._loop.time()
         try:
             while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:
@@ -132,7 +136,8 @@ class Box:
                 raise
             return Ended(-signal.SIGKILL, self.cause, b"", b"")
         except asyncio.CancelledError:
-            self._end("")
+            if self._control is not None:
+                self._control.send(json.dumps({"do": "kill", "id": number}).encode())
             raise
         texts = [os.pread(file, self.limits.output, 0) for file in files]
         for file in files:
@@ -224,13 +229,18 @@ class Box:
             answer = self._answers.pop(said["id"])
             if not answer.done():
                 answer.set_result((said, descriptors))
+            else:
+                for descriptor in descriptors:
+                    os.close(descriptor)
         else:
             refused = f"{NO_BOX}: {said['refused']}; {HELP}" if "refused" in said else ""
             self._end(said.get("killed", ""), refused)
 
     def _end(self, cause: str, refused: str = "") -> None:
         """Kill everything in the box, and say so to whoever waits. cause: the limit that it is over."""
-        self.cause = self.cause or cause
+        if cause and not self.cause:
+            self.cause = cause
+            self._on_limit(cause)
         self.stop()
         for answer in self._answers.values():
             if not answer.done():

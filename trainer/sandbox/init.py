@@ -133,14 +133,22 @@ class Init:
                 packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, 2)
                 if not packet:
                     return
-                request = json.loads(packet)
-                if request["do"] == "socket":
-                    with socket.socket() as made:
-                        self.reply({"id": request["id"]}, made.fileno())
-                else:
-                    self.start(request, *descriptors)
+                self.answer(json.loads(packet), descriptors)
             cause = self.exceeded() or self.reap()
         self.reply({"killed": cause})
+
+    def answer(self, request: dict, descriptors: list[int]) -> None:
+        match request["do"]:
+            case "run":
+                self.start(request, *descriptors)
+            case "kill":
+                started = [process for process, command in self.commands.items() if command["id"] == request["id"]]
+                with contextlib.suppress(ProcessLookupError):
+                    for process in started:
+                        os.killpg(process, signal.SIGKILL)
+            case "socket":
+                with socket.socket() as made:
+                    self.reply({"id": request["id"]}, made.fileno())
 
     def start(self, request: dict, payload: int, stdin: int) -> None:
         """Start a command with stdin, and with outputs that are files of the box."""

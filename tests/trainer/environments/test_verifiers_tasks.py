@@ -179,7 +179,7 @@ def test_a_runtime_reads_and_writes_in_its_box_alone(tmp_path: Path) -> None:
             with pytest.raises(vf.SandboxError, match="over the 3 byte limit"):
                 await runtime.read("a/b.txt", max_bytes=3)
             ended = await runtime.run(["sh", "-c", "exit 3"], {})
-            assert (ended.exit_code, runtime._episode.metrics()["sandbox_exit_code"]) == (3, 1)
+            assert (ended.exit_code, runtime._episode.exit_code) == (3, 1)
             assert len((await runtime.run(["sh", "-c", "head -c 3000000 /dev/zero"], {})).stdout) == 1 << 20
             assert not runtime.supports_live_processes
             same = await runtime.prepare_uv_script(
@@ -190,7 +190,7 @@ def test_a_runtime_reads_and_writes_in_its_box_alone(tmp_path: Path) -> None:
             assert flood.stderr.endswith("killed: output (loop.environment.sandbox)")
             with pytest.raises(vf.SandboxError, match="the box has ended at its limit of output"):
                 await runtime.run(["true"], {})
-            assert runtime._episode.metrics()["sandbox_killed"] == 1
+            assert runtime._episode.killed == 1
         finally:
             await runtime.stop()
 

@@ -179,6 +179,20 @@ def test_what_a_command_leaves_running_ends_with_the_box() -> None:
     wait_until(lambda: not alive(token))
 
 
+def test_a_command_whose_reader_gives_up_ends_alone() -> None:
+    token = f"# {uuid.uuid4()}"
+
+    async def play(box: Box) -> bytes:
+        running = asyncio.ensure_future(box.run(["python", "-c", f"import time; time.sleep(600) {token}"]))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(wait_until, lambda: alive(token))
+        running.cancel()
+        await asyncio.to_thread(wait_until, lambda: not alive(token))
+        return (await box.run(["echo", "next"])).stdout
+
+    assert inside(play) == b"next\n"
+
+
 def test_a_box_ends_with_the_process_that_made_it() -> None:
     token = f"# {uuid.uuid4()}"
     maker = f"""
