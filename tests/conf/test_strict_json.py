@@ -24,7 +24,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "tells another process of the run, where a NaN must arrive as one": (
         "trainer/checkpoint/local_saves.py", "trainer/checkpoint/outage.py", "trainer/distributed/agreement.py",
         "trainer/distributed/fingerprint.py", "trainer/distributed/runtime.py", "trainer/environments/verifiers_env.py",
-        "trainer/environments/verifiers_rows.py", "trainer/environments/worker.py", "trainer/evaluation/model.py",
+        "trainer/environments/verifiers_rows.py", "trainer/environments/verifiers_tasks.py",
+        "trainer/environments/worker.py", "trainer/sandbox/", "trainer/evaluation/model.py",
         "trainer/evaluation/programs.py", "trainer/rewards/pool.py", "trainer/rewards/process.py",
         "trainer/rl/remote/journal.py", "trainer/rl/remote/source.py", "trainer/rl/remote/wire.py",
         "trainer/step/compile_cache.py", "trainer/telemetry/throughput.py",

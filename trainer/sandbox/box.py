@@ -276,8 +276,9 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def readable_paths() -> list[str]:
-    """Return what can be read in a box, without what has the user's home or the folder of temporary files in it."""
-    hidden = [Path.home().resolve(), Path(tempfile.gettempdir()).resolve()]
+    """Return what can be read in a box, without what has the user's home, temporary files or the run's folder in it."""
+    code = PROGRAM.parents[2].resolve()
+    hidden = {Path(folder).resolve() for folder in (Path.home(), tempfile.gettempdir(), Path.cwd())} - {code}
     wanted = [Path(path).absolute() for path in (*SYSTEM, sys.prefix, sys.base_prefix, *filter(None, sys.path))]
     found = list[Path]()
     for path in sorted({*wanted, *(path.resolve() for path in wanted)}):

@@ -15,7 +15,7 @@ from tests.groups import load_group
 from trainer.environments import verifiers_box
 from trainer.environments.pool import EnvironmentPool
 from trainer.environments.verifiers_env import COLUMN, VerifiersEpisode, has_tasksets, load_environment, load_episodes
-from trainer.environments.verifiers_rows import questions, to_question
+from trainer.environments.verifiers_rows import to_question
 
 verifiers = pytest.importorskip("verifiers")
 if not has_tasksets():
@@ -210,8 +210,9 @@ def test_a_public_taskset_of_the_registry_runs_as_it_is(
     import nltk
 
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr(nltk, "download", lambda *_, **__: True)
     options = {"taskset": {"game": "Hangman-v0"}, "train": {"limit": 2}}
-    rows = [*questions("train", environment="verifiers:textarena", options=options)]
+    rows = [*map(to_question, load_environment("textarena", options).get_dataset())]
     assert len(rows) == 2
     assert "You are playing Hangman" in rows[0]["question"]
     assert json.loads(rows[0][COLUMN])["task"]["info"] == {"game": "Hangman-v0", "seed": 0}

@@ -292,15 +292,21 @@ open(mine.__file__, "a")
     assert not Path("/tmp/free").exists()
 
 
-def test_no_path_that_holds_the_users_home_can_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    home, code = tmp_path / "home", tmp_path / "home" / "code"
-    code.mkdir(parents=True)
+def test_no_path_that_holds_the_users_home_or_the_runs_folder_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home, code, run = (tmp_path / name for name in ("home", "home/code", "run"))
+    for folder in (code, run):
+        folder.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "path", [str(home), str(tmp_path), str(code), "", *sys.path])
+    monkeypatch.chdir(run)
+    monkeypatch.setattr(sys, "path", [str(home), str(tmp_path), str(code), str(run), "", *sys.path])
     found = readable_paths()
-    assert str(code) in found
-    assert not {str(home), str(tmp_path), "/"} & {*found}
+    assert {str(code), str(ROOT)} <= {*found}
+    assert not {str(home), str(tmp_path), str(run), "/"} & {*found}
+    monkeypatch.chdir(ROOT)
+    assert str(ROOT) in readable_paths()
 
 
 SAY = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5); print(s.recv(9))"
