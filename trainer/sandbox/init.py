@@ -168,13 +168,13 @@ class Init:
             for number, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, number)
             os.closerange(3, 1 << 16)
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+            for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(ignored, signal.SIG_DFL)
             for name, most in (
                 (resource.RLIMIT_CORE, 0),
                 (resource.RLIMIT_DATA, self.limits["memory"] + SPARE_BYTES),
                 (resource.RLIMIT_FSIZE, self.limits["disk"]),
-                (resource.RLIMIT_NPROC, 2 * self.limits["processes"]),
+                (resource.RLIMIT_NPROC, 16 * self.limits["processes"]),  # threads count, of which BLAS has one per core
             ):
                 _, hard = resource.getrlimit(name)
                 most = most if hard == resource.RLIM_INFINITY else min(most, hard)

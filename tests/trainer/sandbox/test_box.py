@@ -179,6 +179,17 @@ def test_what_a_command_leaves_running_ends_with_the_box() -> None:
     wait_until(lambda: not alive(token))
 
 
+def test_signals_that_its_maker_ignores_end_a_program() -> None:
+    """As processes with environments do."""
+    kept = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in kept:
+            assert run(f"import os; os.kill(os.getpid(), {number.value}); print('goes on')").stdout == b""
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
 def test_a_command_whose_reader_gives_up_ends_alone() -> None:
     token = f"# {uuid.uuid4()}"
 
