@@ -20,7 +20,7 @@ from tests.groups import load_group
 from tests.paths import ROOT
 from trainer.environments.pool import EnvironmentPool, Step
 from trainer.environments.verifiers_env import VerifiersEpisode, load_environment, load_episodes
-from trainer.environments.verifiers_rows import questions
+from trainer.environments.verifiers_rows import questions, to_question
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -50,12 +50,12 @@ def settings(kind: str, **changes: Any) -> Environment:
 
 
 @pytest.fixture
-def new_episode() -> Iterator[Callable[[str], VerifiersEpisode]]:
+def new_episode() -> Iterator[Callable[..., VerifiersEpisode]]:
     """A function that makes one episode of a kind; at the end all are closed, with their event loops."""
     made = list[VerifiersEpisode]()
 
-    def make(kind: str) -> VerifiersEpisode:
-        made.append(load_episodes(settings(kind))())
+    def make(kind: str, **changes: Any) -> VerifiersEpisode:
+        made.append(load_episodes(settings(kind, **changes))())
         return made[-1]
 
     yield make
@@ -240,11 +240,11 @@ def test_the_example_of_the_docs_trains_and_evaluates_on_its_own_data(
 def test_a_public_environment_of_the_registry_runs_as_it_is(new_episode: Any) -> None:
     """Sophistry-bench: one turn about a passage, with claims that cite it. Its canaries are metrics without weight."""
     pytest.importorskip("sophistry_bench_sprint")
-    rows = [*questions("train", environment="verifiers:sophistry_bench_sprint", options={"n_items": 3})]
+    own = {"name": "verifiers:sophistry_bench_sprint", "options": {"n_items": 3}}
+    rows = [*map(to_question, load_environment("sophistry_bench_sprint", own["options"]).get_dataset())]
     assert len(rows) == 6
-    with EnvironmentPool(settings("", name="verifiers:sophistry_bench_sprint", options={"n_items": 3})) as pool:
-        assert [role for role, _ in ask(pool, rows[0]).messages or []][-1] == "user"
-        step = ask(pool, rows[0], "I argue for the first answer.")
-    assert (step.done, step.failure) == (True, "")
-    assert step.reward == step.metrics["aggregate_reward"]
-    assert {"n_claims_metric", "starts_with_canary_reward", "num_turns"} <= {*step.metrics}
+    episode = new_episode("", **own)
+    assert [role for role, _ in episode.reset(rows[0])][-1] == "user"
+    assert episode.step("I argue for the first answer.") == ("", True)
+    assert episode.reward() == episode.metrics()["aggregate_reward"]
+    assert {"n_claims_metric", "starts_with_canary_reward", "num_turns"} <= {*episode.metrics()}
