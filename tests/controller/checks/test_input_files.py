@@ -202,12 +202,6 @@ def test_a_missing_mark_and_unreadable_lines_are_named(rows: Path) -> None:
     assert "has no '#### ' in column 'answer'; null takes the whole column" in issues(rows, *QUESTIONS, *paths)[0]
     for line, message in (
         ("oops\n", "line 1 is not JSON"),
-        ("[\n {}\n]", "line 1 is not JSON: Expecting value, at character 2 of the line; the file is one JSON list: "),
-        ('{\n"question": 1}', "line 1 is not JSON: Expecting property name enclosed in double quotes, at character "),
-        (
-            "question,answer\na,b\n",
-            "line 1 is not JSON: Expecting value, at character 0 of the line; it looks like CSV",
-        ),
         ("[1]\n", r"line 1 is not an object with columns, but [1]"),
         ('{"question": "a \\ud83d", "answer": "#### 4"}\n', "line 1 has half of a surrogate pair"),
         ('{"question": "a", "answer": "4", "answer": "5"}\n', "line 1 has 'answer' more than once"),
@@ -215,19 +209,6 @@ def test_a_missing_mark_and_unreadable_lines_are_named(rows: Path) -> None:
         (rows / "a.jsonl").write_text(line)
         assert issues(rows, *QUESTIONS, *paths)[0].startswith(f"data.path: {rows}/a.jsonl: {message}")
         assert issues(rows, *QUESTIONS, *paths, "data.on_bad_line=skip") == []
-
-
-def test_data_without_rows_are_an_error(rows: Path) -> None:
-    for text in ("", "\n \n"):
-        (rows / "a.jsonl").write_text(text)
-        assert issues(rows, *LINES) == ["data.path: assets://mine/a.jsonl has no rows"]
-        assert issues(rows, *LINES, "data=text") == ["data.path: assets://mine/a.jsonl is empty"]
-    (rows / "b.jsonl").write_text('{"text": "a"}\n')
-    assert issues(rows, *LINES, "data.path=assets://mine/*.jsonl") == []
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pa.table({"text": pa.array([], pa.string())}), rows / "c.parquet")
-    [none] = issues(rows, *LINES[:4], "data=parquet", "data.path=assets://mine/c.parquet")
-    assert none.endswith("c.parquet: has no rows")
 
 
 def test_columns_of_text_are_those_of_the_rows(rows: Path) -> None:
