@@ -137,10 +137,13 @@ EARLIER_BYTES = 1 << 16
 
 def tracker_orders(plan: Plan) -> list[TrackerOrder]:
     """Return the trackers of a run, which are told what run.yaml has of it; a pod of samplers has none."""
-    config, told = plan.config, yaml.safe_load(plan.get(RunConfig).text)
-    if POD_VARIABLE in config.env.vars:
-        return []
+    config = plan.config
     own = config.program.kind == "command"
+    # the trainer writes TensorBoard's files itself
+    names = [name for name in config.logging.all_trackers if own or name != "tensorboard"]
+    if POD_VARIABLE in config.env.vars or not names:
+        return []
+    told = yaml.safe_load(plan.get(RunConfig).text)
     shown = {name: told[name] for name in told if name not in ("format", "dir", "logging", "compile_cache")}
     shown |= {"command": [*config.program.command]} if own else {}
     told_file = run_folder(Path(config.run.state_dir).expanduser(), plan.run_id) / LOCAL_METRICS_FILE
@@ -148,8 +151,7 @@ def tracker_orders(plan: Plan) -> list[TrackerOrder]:
     settings = {"wandb": config.logging.wandb.model_dump() if config.logging.wandb else {}}
     return [
         {"use": name, "settings": settings.get(name, {}), "config": shown, "by_phase": own, "earlier": earlier}
-        for name in config.logging.all_trackers
-        if own or name != "tensorboard"  # the trainer writes its files itself
+        for name in names
     ]
 
 
