@@ -254,11 +254,22 @@ def no_secrets_in_variables(config: Config) -> Iterator[Issue]:
             yield Issue(message, f"env.vars.{name}")
 
 
+def _secrets_here(config: Config) -> dict[str, str]:
+    """Return the variables of this process that hold secrets: those that the config names, or that are called so."""
+    sources = {name: (source or "").removeprefix("env:") for name, source in config.env.secrets.items()}
+    named = {name if source == "env" else source for name, source in sources.items()} - {"NETRC"}
+    found = {n: value for n, value in os.environ.items() if n in named or SECRET_VARIABLE.search(n)}
+    return {name: value for name, value in found.items() if len(value) >= MIN_SECRET_LENGTH}
+
+
 @check("secret_like", "warning", "KEY")
 def nothing_looks_like_a_secret(config: Config) -> Iterator[Issue]:
     """The config is recorded in the bucket and the state folder and shown on the terminal, its command included."""
     cure = "looks like a token, which would be recorded; set env.secrets.NAME=env and read the variable NAME"
+    kept = _secrets_here(config).values()
     for key, text in iter_strings(config.model_dump(mode="json"), ""):
+        if any(value in text for value in kept):
+            continue  # `secret_value` tells it
         has_password = key.startswith(("env.vars.", "program.")) and PASSWORD.search(text)
         if SECRET_TEXT.search(text) or has_password:
             yield Issue(cure.replace("a token", "a password") if has_password else cure, key)
@@ -291,12 +302,10 @@ def no_secret_is_in_the_config(config: Config) -> Iterator[Issue]:
     """The config is recorded in the bucket and the state folder and shown on the terminal. A shell silently expands
     `$HF_TOKEN`; `${oc.env:HF_TOKEN}` is refused before (docs/security.md).
     """
-    sources = {name: (source or "").removeprefix("env:") for name, source in config.env.secrets.items()}
-    named = {name if source == "env" else source for name, source in sources.items()} - {"NETRC"}
-    kept = {n: value for n, value in os.environ.items() if n in named or SECRET_VARIABLE.search(n)}
+    kept = _secrets_here(config)
     for key, text in iter_strings(config.model_dump(mode="json"), ""):
         for name, value in kept.items():
-            if len(value) >= MIN_SECRET_LENGTH and value in text and not key.startswith("env.secrets."):
+            if value in text and not key.startswith("env.secrets."):
                 yield Issue(
                     f"contains the value of your variable {name}, which would be recorded; use env.secrets", key
                 )

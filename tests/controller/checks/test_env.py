@@ -134,10 +134,10 @@ def test_a_word_that_no_program_can_be_given() -> None:
         ),
         (
             ["program.command=[python,-c,a,--token,hf_abcdefgh1]"],
-            "secret_like: warning program.command.4: looks like a to",
+            "secret_like: warning program.command: looks like a to",
         ),
         (
-            ["program.command=[python,-c,a,--api-key=abcdef123]"],
+            ['program.command=[python,-c,a,"--api-key=abcdef123"]'],
             "secret_like: warning program.command: the value of --ap",
         ),
         (
