@@ -295,7 +295,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
 def test_a_third_plane_needs_only_a_line_in_the_registry(project: EmulatedProject, toy: Toy) -> None:
     made = pod(project, *AUTO)
     project.inject_fault(kind="quota", times=99)  # of both other planes
-    config = project.config(*AUTO, "program.command=[a]")
+    config = project.config(*AUTO, "program.command=[python,-V]")
     assert [finding for finding in preflight(config) if finding.severity == "error"] == []
     assert made.node.places[-1].provisioner == "toy"
     needs = {need.permission for need in permissions_of_plan(config, project.context.project)}
