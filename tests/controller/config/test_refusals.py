@@ -282,7 +282,7 @@ QUICKSTART = "+experiment=quickstart"
          "choices: constant, cosine, linear, warmup_stable_decay, piecewise"),
         ("logging.wandb=mine", "logging.wandb: is a section with keys, not 'mine'; set one of them, such as "
          "logging.wandb.entity=…; keys: entity, mode, project"),
-        ("logging.trackers=[wandv]", "logging.trackers.0: must be one of tensorboard, trackio, mlflow, wandb, or "
+        ("logging.trackers=[wandv]", "logging.trackers: must be one of tensorboard, trackio, mlflow, wandb, or "
          "module:name"),
         ("logging.trackers=wandb", "logging.trackers: must be a list"),
         ("logging.trackers=[mlflow,mlflow]", "logging.trackers: has mlflow twice; name it once"),
