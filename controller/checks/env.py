@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path, PurePath
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import Specifier, SpecifierSet
 from packaging.version import Version
 
@@ -101,10 +101,7 @@ def _jax_requirements(python: str, requirements: str) -> Iterator[Requirement]:
     for line in requirements.splitlines():
         if not JAX_LINE.match(line):
             continue
-        try:
-            found = Requirement(line.split(" --")[0].rstrip(" \\"))
-        except InvalidRequirement:
-            continue  # uv says what is wrong with it
+        found = Requirement(line.split(" --")[0].rstrip(" \\"))
         if found.url is None and (found.marker is None or found.marker.evaluate(where)):
             yield found
 

@@ -26,10 +26,18 @@ GIT = re.compile(
     r"^((?P<name>[A-Za-z0-9][\w.-]*)\s*(?P<extras>\[[^\]]*\])?\s*@\s*)?"
     r"git\+(?P<place>[a-z+]+://\S+?)(#(?P<fragment>[^\s;]+))?(?P<marker>\s*;.*)?$"
 )
-LOCAL = re.compile(r"^(-e\b|--editable\b|\.|/|file:)|@\s*file:|^\S+/$")
+LOCAL = re.compile(r"^(-e\b|--editable\b|\.|/|file:)|@\s*(file:|[./])|^\S+/$|^[^:@\s]+\.(whl|tar\.gz|zip)$")
 CONSTRAINT = re.compile(r"^(-c\b|--constraint\b)")
 ADDRESS = re.compile(r"[a-z][a-z+]*://\S+", re.IGNORECASE)
 COMMAND = re.compile(r"(uv |python\S* -m )?pip3? install\b|(conda|mamba|poetry|uv) (install|add)\b")
+OPTION = re.compile(
+    r"(-[if]|--((extra-)?index-url|find-links|no-index|no-binary|only-binary|pre|prefer-binary|require-hashes"
+    r"|trusted-host|use-feature))(?![\w-])"
+)
+"""Options that uv takes in a requirements file."""
+CONDA = re.compile(r"^(dependencies|channels):\s*$", re.MULTILINE)
+REPAIRS = ((r"(?<![=<>!~])=(?!=)", "=="), (r"(?<=[\w*])\s+(?=[=<>!~])", ","), (r"(\[[^\]]*)$", r"\1]"), (r"\s*;.*", ""))
+"""What is often wrong with a requirement, and what is meant."""
 JOINED = "\0"
 """Stands for the end of a line that goes on in the next one."""
 INCLUDE = re.compile(r"^(-r|--requirement)[\s=]*(?P<file>\S+)$")
@@ -70,13 +78,17 @@ def read_requirements(root: Path, name: str) -> Requirements:
 
 def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
     if not path.resolve().is_relative_to(root.resolve()):  # it may be somebody else's repository
-        raise ConfigError(f"{what} includes {path}, which is outside the repository")
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"{what}: is outside the repository")
     if path.resolve() in inside:
-        raise ConfigError(f"{what} includes itself")
+        raise ConfigError(f"{what}: includes itself")
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{what}: is not UTF-8; save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot read it: {error.strerror}") from None
+    if CONDA.search(text):
+        raise ConfigError(f"{what}: is an environment of conda; list its packages in a text file, one a line")
     number = 0
     for raw in text.replace("\\\n", f" {JOINED}").splitlines():
         first, number = number + 1, number + 1 + raw.count(JOINED)
@@ -84,14 +96,8 @@ def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Ite
         if not line:
             continue
         if include := INCLUDE.match(line):
-            yield from _lines_of(root, path.parent / include["file"], what, inside | {path.resolve()})
-        elif LOCAL.search(line):
-            raise ConfigError(
-                f"{what}: {line!r} is a local folder, which the workers do not have; to install the shipped code, set "
-                "program.setup=[[uv, pip, install, -e, .]]"
-            )
-        elif CONSTRAINT.match(line):
-            raise ConfigError(f"{what}: {line!r} is not supported; put the constraints into the file itself")
+            named = f"{what} includes {include['file']}"
+            yield from _lines_of(root, path.parent / include["file"], named, inside | {path.resolve()})
         elif problem := _line_problem(line):
             raise ConfigError(f"{what}, line {first}: {line[:80]!r} {problem}")
         else:
@@ -99,16 +105,34 @@ def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Ite
 
 
 def _line_problem(line: str) -> str:
-    """Return why a line is none of a requirements file; empty if it may be one."""
-    if line.startswith("-") or GIT.match(line) or ADDRESS.match(line):
+    """Return why a line means nothing to uv on a worker; empty if it may mean something."""
+    if LOCAL.search(line):
+        named = line if re.fullmatch(r"[.\w][\w./-]*", line) else "-e, ."
+        cure = f"to install what is shipped, set program.setup=[[uv, pip, install, {named}]]"
+        return f"is a local path, which the workers do not have; {cure}"
+    if CONSTRAINT.match(line):
+        return "is not supported; put the constraints into the file itself"
+    if OPTION.match(line) or GIT.match(line) or ADDRESS.match(line):
         return ""
     if COMMAND.match(line):
         return "is a command; write what it installs, one a line"
+    if line.startswith("-"):
+        return "is no option of a requirements file; write packages without a dash, one a line"
+    wanted = re.split(r"\s--", line, maxsplit=1)[0]
+    if _is_requirement(wanted):
+        return ""
+    for wrong, meant in REPAIRS:
+        if _is_requirement(repaired := re.sub(wrong, meant, wanted)):
+            return f"is no requirement; did you mean {repaired}?"
+    return "is no requirement; write one a line, such as jax[tpu]>=0.7,<0.8"
+
+
+def _is_requirement(text: str) -> bool:
     try:
-        Requirement(re.split(r"\s--", line, maxsplit=1)[0])
-    except InvalidRequirement as error:
-        return f"is no requirement: {str(error).splitlines()[0]}"
-    return ""
+        Requirement(text)
+    except InvalidRequirement:
+        return False
+    return True
 
 
 def _parse_git_requirement(line: str) -> GitRequirement | None:

@@ -137,7 +137,7 @@ class TasksetEnvironment:
 
     def _answer_requests(self) -> None:
         """Answer the requests to URL of the library's clients from now on."""
-        import httpx
+        import httpx  # pyright: ignore[reportMissingImports]
         import verifiers.v1.clients.eval as clients  # pyright: ignore[reportMissingImports]
 
         build, ours = clients.build_async_httpx, httpx.MockTransport(self._complete)
@@ -147,7 +147,7 @@ class TasksetEnvironment:
 
     async def _complete(self, request: Any) -> Any:
         """Return the response to a request of chat completions."""
-        import httpx
+        import httpx  # pyright: ignore[reportMissingImports]
 
         found = self._asks.get(request.headers.get(SESSION, ""))
         if found is None:

@@ -248,19 +248,33 @@ def test_git_lines_are_for_this_machine(tmp_path: Path, line: str, expected: tup
 def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
     plain = (
         "--index-url https://h/simple\nhttps://h/a.whl\nb[x]>=1 ; python_version > '3.10'\nc @ https://h/c.whl  # why\n"
+        "-i=https://h/s\n-f https://h\n--extra-index-url https://u:${T}@h/s\n--no-binary :all:\n--only-binary=x\n"
+        "--pre\nd (>=1)\ne == 1.* --hash=sha256:00\nf >= 1 , < 2\ng~=1.0;sys_platform=='linux'\nh===1+cpu\nr.yaml!=1\n"
     )
-    assert read_requirements(written(tmp_path, plain), "requirements.txt").text.count("\n") == 4
+    (tmp_path / "latin.txt").write_bytes(b"jax # \xe9\n")
+    assert read_requirements(written(tmp_path, f"\ufeff{plain}"), "requirements.txt").text.count("\n") == 16
     for text, words in {
-        "-e .\n": "'-e .' is a local folder, which the workers do not have",
-        "./lib\n": "program.setup",
-        "mine @ file:///home/me/mine\n": "local folder",
+        "-e .\n": ", line 1: '-e .' is a local path, which the workers do not have",
+        "./wheels/my.whl\n": "set program.setup=[[uv, pip, install, ./wheels/my.whl]]",
+        "my-1.0-py3-none-any.whl\n": "local path",
+        "c @ ./lib\n": "install, -e, .]]",
+        "mine @ file:///home/me/mine\n": "local path",
         "-c bounds.txt\n": "put the constraints into the file itself",
-        "-r missing.txt\n": "No such file",
+        "-r missing.txt\n": "requirements.txt includes missing.txt: cannot read it: No such file",
+        "-r latin.txt\n": "includes latin.txt: is not UTF-8; save it as UTF-8",
         "-r requirements.txt\n": "includes itself",
-        "jaxx==\n": ", line 1: 'jaxx==' is no requirement: ",
-        "numpy \\\n  --hash=sha256:00\n\njax = '^0.4'\n": ", line 4: \"jax = '^0.4'\" is no requirement: ",
+        "jaxx==\n": ", line 1: 'jaxx==' is no requirement; write one a line, such as ",
+        "jax[tpu\n": "did you mean jax[tpu]?",
+        "jax[tpu]=0.4.30 --hash=sha256:00\n": "did you mean jax[tpu]==0.4.30?",
+        "jax>0.4 <0.5\n": "did you mean jax>0.4,<0.5?",
+        "torch>=2.0;cuda\n": "did you mean torch>=2.0?",
+        "- jax\n": "is no option of a requirements file",
+        "--upgrade\n": "is no option",
+        "import jax\n": "'import jax' is no requirement; ",
+        "name: env\ndependencies:\n  - jax\n": "requirements.txt: is an environment of conda; ",
+        "numpy \\\n  --hash=sha256:00\n\njax = '^0.4'\n": ", line 4: \"jax = '^0.4'\" is no requirement; ",
         "pip install jax flax\n": ", line 1: 'pip install jax flax' is a command; write what it installs, one a line",
-        "jax flax\n": ", line 1: 'jax flax' is no requirement: ",
+        "jax flax\n": ", line 1: 'jax flax' is no requirement; ",
     }.items():
         with pytest.raises(ConfigError, match=r"^env\.requirements: requirements\.txt") as refused:
             read_requirements(written(tmp_path, text), "requirements.txt")
