@@ -82,7 +82,7 @@ Account = Annotated[
     str, StringConstraints(pattern=r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?|[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com)$")
 ]
 """An account ID in the project, `default`, or the full address of a service account."""
-PROJECT = r"^([a-z0-9][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]{0,62}$"
+PROJECT = r"^([a-z0-9][a-z0-9.-]*:[a-z0-9]|[a-z])[a-z0-9-]{0,62}$"
 """A project ID, `my-project` or `example.com:my-project`. It becomes part of URLs and local folder names."""
 Project = Annotated[str, StringConstraints(pattern=PROJECT)]
 Service = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]

@@ -32,8 +32,8 @@ PATTERN_HINTS = {
     r"^[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}$": "use a billing account ID such as 012345-6789AB-CDEF01",
     r"^3\.\d+(\.\d+)?$": "use a version such as 3.13",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "use letters, digits and _, not starting with a digit",
-    r"^([a-z0-9][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]{0,62}$": "use a project ID such as my-project "
-    "or example.com:my-project",
+    r"^([a-z0-9][a-z0-9.-]*:[a-z0-9]|[a-z])[a-z0-9-]{0,62}$": "use a project ID such as my-project "
+    "or example.com:my-project, not its number; `gcloud projects list` shows both",
     r"^[a-z0-9][a-z0-9.-]*$": "use a service name such as tpu.googleapis.com",
     r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?|[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com)$": "use an account ID such as "
     "slipway-worker, or a full address such as me@my-project.iam.gserviceaccount.com",

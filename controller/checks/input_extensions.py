@@ -1,6 +1,7 @@
 """Extensions: what the config names as `module:name` exists and can be called, and the user's own checks."""
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from controller.inputs.modules import (
     absent_imports,
     evaluations,
     module_files,
+    module_folders,
     on_search_path,
     references,
     taken_names,
@@ -79,19 +81,30 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
             if not _may_be_installed(use, config, files):
                 yield Issue(f"{use.kind} {use.reference}: {error}", use.key)
             continue
-        if found is not None:
-            yield from _misfits(use, found, config)
+        yield from _misfits(use, found, config)
 
 
-def _misfits(use: Use, found: Definition, config: Config) -> Iterator[Issue]:
+def _misfits(use: Use, found: Definition | None, config: Config) -> Iterator[Issue]:
     """Yield why what a config names cannot be used as its kind."""
-    signature = signature_of(found)
-    if problem := misfit(found, use.kind, use.options):
-        yield Issue(f"{use.kind} {use.reference} {problem}", use.key)
-    elif use.kind == "reward" and (caution := reward_caution(found)):
+    signature = signature_of(found) if found else None
+    problem = misfit(found, use.kind, use.options) if found else ""
+    said = f"{use.kind} {use.reference} {problem}" if problem else ""
+    if not signature and use.reference.partition(":")[0] in sys.stdlib_module_names:
+        said = said or _load_problem(use)  # a function that is not written in Python may still be inspected
+    if said:
+        yield Issue(said, use.key)
+    elif found and use.kind == "reward" and (caution := reward_caution(found)):
         yield Issue(f"{use.kind} {use.reference} {caution}", use.key, "warning")
     elif use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop)):
         yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
+
+
+def _load_problem(use: Use) -> str:
+    try:
+        load(use.kind, use.reference, use.key, use.options)
+    except ExtensionError as error:
+        return str(error).removeprefix(f"{use.key}: ")
+    return ""
 
 
 def _absent_packages(config: Config, uses: list[Use], files: Mapping[str, Path]) -> Iterator[Issue]:
@@ -203,10 +216,10 @@ def verifiers_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
 @check("modules", "error", "code.modules")
 def modules_can_be_shipped(config: Config) -> Iterator[Issue]:
     """The files of your modules are shipped under their own names, which must not be taken on the workers."""
-    if not (references(config) if config.program.kind == "trainer" else [*trainer_references(config)]):
-        return
+    is_used = references(config) if config.program.kind == "trainer" else [*trainer_references(config)]
     try:
-        files = module_files(config, Path.cwd())
+        folders = [*module_folders(config, Path.cwd())]
+        files = module_files(config, Path.cwd()) if folders and is_used else {}
     except ConfigError as error:
         yield Issue(str(error).removeprefix("code.modules: "))
         return
@@ -228,7 +241,10 @@ def implementation_is_supported(config: Config) -> Iterator[Issue]:
 @check("own_check", "error", "KEY")
 def own_checks_pass(config: Config) -> Iterator[Issue]:
     """Rules of your own (`code.checks`), which only your project knows."""
+    told = [issue.message for issue in extensions_exist.function(config)] if config.code.checks else []
     for reference in config.code.checks:
+        if any(message.startswith((f"check {reference}:", f"check {reference} ")) for message in told):
+            continue
         with on_search_path(config, Path.cwd()):
             yield from _run_check(reference, config)
 

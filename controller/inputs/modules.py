@@ -114,14 +114,7 @@ def module_files(config: Config, folder: Path) -> dict[str, Path]:
 
     spec = pathspec.GitIgnoreSpec.from_lines(config.code.exclude)
     found: dict[str, Path] = {}
-    for name in config.code.modules:
-        root = folder / Path(name).expanduser()
-        try:
-            exists = root.is_dir()
-        except OSError as error:  # the name is too long
-            raise ConfigError(f"code.modules: {escape_line(name)}: {error.strerror}; set another folder") from None
-        if not exists and name != DEFAULT_FOLDER:
-            raise ConfigError(f"code.modules: there is no folder {root}; set the folders with your Python files")
+    for root in module_folders(config, folder):
         for path in sorted(python_files(root)):
             relative = path.relative_to(root)
             if spec.match_file(relative.as_posix()):
@@ -131,6 +124,19 @@ def module_files(config: Config, folder: Path) -> dict[str, Path]:
                 raise ConfigError(f"code.modules: {message}")
             found[relative.as_posix()] = path
     return found
+
+
+def module_folders(config: Config, folder: Path) -> Iterator[Path]:
+    """Yield the folders of `code.modules`, which are relative to `folder`. Raises ConfigError if one is missing."""
+    for name in config.code.modules:
+        root = folder / Path(name).expanduser()
+        try:
+            exists = root.is_dir()
+        except OSError as error:  # the name is too long
+            raise ConfigError(f"code.modules: {escape_line(name)}: {error.strerror}; set another folder") from None
+        if not exists and name != DEFAULT_FOLDER:
+            raise ConfigError(f"code.modules: there is no folder {root}; set the folders with your Python files")
+        yield root
 
 
 def python_files(root: Path) -> Iterator[Path]:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -80,7 +81,10 @@ class OwnProgram:
         for folder in self._folders():
             place = folder.relative_to(self._root).as_posix()
             inside = "" if place == "." else f"{place}/"
-            if (folder / "uv.lock").is_file() and (folder / "pyproject.toml").is_file():
+            lock = folder / "uv.lock"
+            if lock.is_file() and (folder / "pyproject.toml").is_file():
+                if "version" not in _toml(lock):
+                    raise ConfigError(f"{lock}: is no lock of uv; run `uv lock` in its folder")
                 sync = ["uv", "sync", "--frozen", "--active", "--inexact", "--no-dev", "--project", place]
                 return ["env.packages=requirements", f"program.setup=[{quote_words(sync)}]", *_python(folder)]
             if (folder / "requirements.txt").is_file():
@@ -171,8 +175,13 @@ def slice_overrides(accelerator_type: str, folder: Path) -> list[str]:
 def _project(folder: Path) -> dict[str, object]:
     """Return the [project] table of pyproject.toml; empty if there is none."""
     file = folder / "pyproject.toml"
+    return _toml(file).get("project", {}) if file.is_file() else {}
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    """Return what a file of TOML holds. Raises ConfigError if it is none."""
     try:
-        return tomllib.loads(file.read_text()).get("project", {}) if file.is_file() else {}
+        return tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
 

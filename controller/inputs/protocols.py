@@ -27,7 +27,7 @@ PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
 """Bases that bring no methods."""
 BUILTINS: Mapping[str, type] = {
     **{each.__name__: each for each in (str, bytes, int, float, bool, list, dict, tuple, set)},
-    **{"List": list, "Dict": dict, "Tuple": tuple, "Set": set, "None": NoneType},
+    **{"List": list, "Dict": dict, "Tuple": tuple, "Set": set, "None": NoneType, "repr": str},
 }
 LITERALS: Mapping[type[ast.expr], type] = {
     **{ast.List: list, ast.ListComp: list, ast.Tuple: tuple, ast.Set: set, ast.SetComp: set},
@@ -44,6 +44,8 @@ def misfit(found: Definition, kind: str, options: Iterable[str]) -> str:
     form = "" if kind == "check" else _form_problem(found, kind)  # `own_check` calls those
     is_function = isinstance(found.node, FUNCTION) and kind != "model family"
     call = call_problem(signature, kind, options) if signature is not None else ""
+    if is_function and next(iter(signature.parameters if signature else ()), "") == "self":
+        return "takes self, which is for methods; remove it"
     return call or form if is_function else form or call
 
 
@@ -237,6 +239,8 @@ def _literal(node: ast.expr | None) -> type | None:
     """Return the type of a literal; None if it is no literal."""
     if isinstance(node, ast.Constant):
         return type(node.value) if node.value is not ... else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return BUILTINS.get(node.func.id)
     return LITERALS.get(type(node)) if node is not None else None
 
 

@@ -51,6 +51,10 @@ COMMAND = ["program=command", "program.command=[a]"]
             "optimizer.schedule.points.1.1: must be a number, not true",
         ),
         ([*TINY, "tpu.name=1x"], "tpu.name: '1x' is invalid; use 1 to 63 characters a-z, 0-9 and -, starting with"),
+        (
+            [*TINY, "cloud=gcp", "cloud.project='123456789'"],
+            "cloud.project: '123456789' is invalid; use a project ID such as my-project or example.com:my-",
+        ),
         ([*TINY, "~tpu.capacity", "~tpu.zone"], "tpu: lacks zone, capacity; choose a file of the group that has them:"),
         ([*TINY, "logging.profile={after: 1}"], "logging.profile: lacks updates; set logging.profile.updates=… too"),
         ([*TINY, "loop.kind=lm"], "loop: has keys of another kind (prompts_per_step, "),

@@ -63,6 +63,13 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
     [
         ([*GRPO, r"loop.rewards={my_rewards\:brief: 1.0}"], "extension: loop.rewards: reward my_rewards:brief: no"),
         ([*GRPO, r"loop.rewards={my_reward\:breif: 1.0}"], "it defines brief"),
+        ([*GRPO, r"loop.rewards={my_reward.py\:brief: 1.0}"], "code.modules; did you mean my_reward:NAME?"),
+        ([*GRPO, r"loop.rewards={My_Loss\:f: 1.0}"], "code.modules; did you mean sub.my_loss:NAME?"),
+        ([*GRPO, r"loop.rewards={My_Loss\:f: 1.0}", "env.packages=lock"], "shipped; did you mean sub.my_loss:NAME?"),
+        ([*GRPO, r"loop.rewards={lab.mine\:f: 1.0}"], "lab/mine.py lies outside of them; move it to slipway/"),
+        ([*GRPO, r"loop.rewards={random\:random: 1.0}"], "reward random:random takes (), but is called as (response, "),
+        ([*GRPO, r"loop.rewards={math\:sqr: 1.0}"], "reward math:sqr: the module has no sqr; it has "),
+        ([*OWN, "code.modules=[nowhere]"], "modules: code.modules: there is no folder"),
         ([*GRPO, "loop.loss_type=my_losses:focal"], "policy loss my_losses:focal takes (logprobs, entropy, *, gamma="),
         ([*GRPO, "loop.evaluations={e: my_reward:brief}"], "loop.evaluations.e: evaluation my_reward:brief takes"),
         ([*GRPO, "loop.evaluations={e: my_evaluation:styles}"], "defines style, counting, solved"),
@@ -91,7 +98,10 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
         ([*LM, "model.implementation=my_model:GatedAverage", "loop.text_samples.interval=5"], "implementation: model."),
     ],
 )
-def test_what_is_missing_or_wrong_is_found(overrides: list[str], said: str) -> None:
+def test_what_is_missing_or_wrong_is_found(overrides: list[str], said: str, folder: Path) -> None:
+    for name in ("slipway/sub/my_loss.py", "lab/mine.py"):
+        (folder.parent / name).parent.mkdir()
+        (folder.parent / name).touch()
     found = words(*overrides)
     assert any(said in line for line in found), found
 
@@ -159,7 +169,10 @@ def test_rules_of_ones_own_are_checks(folder: Path) -> None:
     assert any(
         "must yield (key, message), not 'no'" in line for line in words(*own, "code.checks=[my_bad_checks:text]")
     )
-    assert any("takes ()" in line for line in words(*own, "code.checks=[my_bad_checks:none]"))
+    for reference, said in {"my_bad_checks:none": "takes ()", "nowhere:f": "no package nowhere is installed"}.items():
+        [line] = words(*own, f"code.checks=[{reference}]")
+        assert line.startswith(f"extension: code.checks: check {reference}")
+        assert said in line
     for name, said in {
         "ends": "raised SystemExit(0)",
         "nothing": "must yield (key, message), and returned None",

@@ -167,6 +167,9 @@ def test_packages_are_those_of_the_nearest_folder(repository: Path) -> None:
     install = ["env.packages=requirements", 'program.setup=[[uv,pip,install,-e,"./lab"]]', 'env.python="3.14"']
     assert packages(repository, folder="lab") == install
     (repository / "lab" / "uv.lock").touch()
+    with pytest.raises(ConfigError, match=r"uv\.lock: is no lock of uv; run `uv lock`"):
+        packages(repository, folder="lab")
+    (repository / "lab" / "uv.lock").write_text("version = 1\n")
     sync = "program.setup=[[uv,sync,--frozen,--active,--inexact,--no-dev,--project,lab]]"
     assert packages(repository, folder="lab")[1] == sync
 

@@ -32,6 +32,9 @@ GOOD_GAME = (
             "returns a list in line 1; it must return",
         ),
         ("def f(response, answer):\n if response: return 1.0\n return None", "reward", "returns nothing in line 3"),
+        ("def f(response, answer): return str(answer)", "reward", "returns a str in line 1; it must return a number"),
+        ("def f(response, answer): return g.str(answer)", "reward", ""),
+        ("def f(self, response, answer): return 1.0", "reward", "takes self, which is for methods; remove it"),
         ("def f(response, answer): print(response)", "reward", "returns nothing; it must return a number"),
         ("import math as f", "reward", "is a module, which cannot be called"),
         (
