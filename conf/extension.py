@@ -313,8 +313,14 @@ PROTOCOLS: Mapping[str, type] = {
 
 def _is_reference(value: str) -> str:
     if not re.fullmatch(PATTERN, value):
-        raise ValueError("must be module:name, such as my_module:my_function")
+        raise ValueError(f"must be module:name, such as {_meant(value) or 'my_module:my_function'}")
     return value
+
+
+def _meant(value: str) -> str:
+    """Return the reference that dashes, or a dot in place of the colon, stand for; empty if there is none."""
+    plain = value.replace("-", "_")
+    return next((word for word in (plain, ":".join(plain.rsplit(".", 1))) if re.fullmatch(PATTERN, word)), "")
 
 
 Reference = Annotated[str, AfterValidator(_is_reference), WithJsonSchema(JSON_SCHEMA)]
@@ -336,7 +342,8 @@ class OrReference:
 
     def _known(self, value: str) -> str:
         if value not in self.choices and not re.fullmatch(PATTERN, value):
-            raise ValueError(f"must be one of {', '.join(self.choices)}, or module:name")
+            example = f", such as {meant}" if (meant := _meant(value)) else ""
+            raise ValueError(f"must be one of {', '.join(self.choices)}, or module:name{example}")
         return value
 
 

@@ -55,7 +55,7 @@ def _entry(annotation: Any) -> str:
         return "{…}"
     if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
         return "[…]"
-    return {int: "NUMBER", float: "NUMBER", bool: "true", str: "TEXT"}.get(kind, "{KEY: VALUE}")
+    return {int: "NUMBER", float: "NUMBER", bool: "true", str: "TEXT", Any: "VALUE"}.get(kind, "{KEY: VALUE}")
 
 
 def repaired(kind: Any, given: Any) -> Any:

@@ -160,6 +160,8 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         meant = f"did you mean {key}.kind={given}" if given in kinds else meant
         listed = f"kinds: {', '.join(kinds)}" if kinds else f"keys: {', '.join(keys)}"
         return f"is a section with keys, not {shown}; {meant}; {listed}"
+    if {*types} == {str} and isinstance(given, dict) and [*given.values()] == [None]:  # braces make a mapping of a word
+        return f"""must be text, not a mapping; quote it: {path[-1]}: "{{{next(iter(given))}}}\""""
     if types == [str] and isinstance(given, NoneType | bool | int | float):
         text = json.dumps(given)
         quoted = f"""{path[-1]}: "{text}" in YAML, '{key}="{text}"' in a shell"""

@@ -22,6 +22,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (r"found '\?'", "quote ???, or write the value"),
     (r"undefined alias '(?P<sign>.*)'", "*{sign} stands for no &{sign} above; quote a text that begins with *"),
     (r"(?:scanning|an?) (?:alias|anchor)", "quote a text that begins with & or *"),
+    (r"constructor for the tag '!include'", "!include is of no use here; name the file in `defaults`"),
     (r"constructor for the tag|undefined tag|scanning a tag", "quote a text that begins with !"),
     (r"found '(?P<sign>[\]}])'", "{sign} closes nothing that is open"),
     (r"found '<scalar>'", "text stands behind a closing quote; a quote inside is doubled: 'it''s'"),

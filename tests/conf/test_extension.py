@@ -23,6 +23,10 @@ def test_a_reference_names_a_module_and_a_name_in_it_and_may_be_a_choice() -> No
     assert [adapter.validate_python(text) for text in ("two", "a:b")] == ["two", "a:b"]
     with pytest.raises(ValidationError, match="must be one of one, two, or module:name"):
         adapter.validate_python("three")
+    for text, meant in {"my-rewards:brief": "my_rewards:brief", "lab.mine.brief": "lab.mine:brief"}.items():
+        for checks in (adapter, TypeAdapter(Reference)):
+            with pytest.raises(ValidationError, match=f"module:name, such as {meant}"):
+                checks.validate_python(text)
 
 
 def test_every_kind_says_how_it_is_called() -> None:

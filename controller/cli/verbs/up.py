@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.schema.topology import UnknownTypeError, find_topology
 from conf.strict_json import dumps
 from controller.checks.fit import cache_file
 from controller.cli.main import Command
@@ -171,6 +172,11 @@ def run_fit(command: Command) -> int:
     config = command.options.checked_config(without={"fit"}, resolve=False)
     if config.program.kind != "trainer":
         raise ConfigError("program: fit supports only the bundled trainer; set program=trainer")
+    for name in filter(None, command.flags.slices.split(",")):
+        try:
+            find_topology(name)
+        except UnknownTypeError as error:
+            raise ConfigError(f"--slices: {error}") from None
     # the location of data does not affect shapes
     anywhere = {name: name for name in re.findall(r"assets://([^/\"]+)", config.model_dump_json())}
     with tempfile.TemporaryDirectory() as folder:

@@ -36,6 +36,10 @@ COMMAND = ["program=command", "program.command=[a]"]
             'run.name: must be text, not null; if it is meant as text, quote it: name: "null" in',
         ),
         (
+            [*TINY, "data.prompt.question={question: null}"],
+            'data.prompt.question: must be text, not a mapping; quote it: question: "{question}"',
+        ),
+        (
             [*TINY, "env.python=${run.seed}"],
             "env.python: must be text, not 0; if it is meant as text, quote it: python: ",
         ),
@@ -110,7 +114,7 @@ COMMAND = ["program=command", "program.command=[a]"]
         ),
         (
             [*TINY, "cloud.faults=[preempted]"],
-            "cloud.faults: each must be a mapping {NAME: {KEY: VALUE}, …}, not 'pree"
+            "cloud.faults: each must be a mapping {NAME: VALUE, …}, not 'pree"
             "mpted'; faults, e.g. {kind: preempted, after_seconds: 20}",
         ),
         (

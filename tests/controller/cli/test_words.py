@@ -151,6 +151,13 @@ def test_groups_are_set_likewise(home: Path, words: list[str]) -> None:
     assert "did you mean tpu=v6e_8?" in refused("fit", *words)
 
 
+def test_an_unknown_slice_to_compare_is_told_before_the_compiler_starts(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["fit", "+experiment=quickstart", "--slices", "v6e-8,v5e-16"]) == 2
+    assert capsys.readouterr().err == "error: --slices: unknown type 'v5e-16'; closest: v5litepod-16\n"
+
+
 @pytest.mark.parametrize(
     ("line", "flags", "overrides"),
     [

@@ -55,6 +55,7 @@ OWN = {
     "a bracket too many": ("run: {seed: 1}}\n", "line 2: } closes nothing that is open"),
     "a percent sign": ("run:\n  name: %a\n", 'line 3: quote a text that begins with %: "%…"'),
     "an alias of nothing": ("run:\n  name: *a\n", "line 3: *a stands for no &a above; quote a text that begins with *"),
+    "an include": ("loop: !include a.yaml\n", "line 2: !include is of no use here; name the file in `defaults`"),
     "a tag": ("run:\n  name: !a b\n", "line 3: quote a text that begins with !"),
     "a backslash": ('run:\n  name: "C:\\users"\n', "line 3: a backslash is \\\\ in double quotes; use single ones"),
     "question marks": ("run: {seed: ???}\n", "line 2: quote ???, or write the value"),

@@ -284,6 +284,7 @@ QUICKSTART = "+experiment=quickstart"
          "logging.wandb.entity=…; keys: entity, mode, project"),
         ("logging.trackers=[wandv]", "logging.trackers: must be one of tensorboard, trackio, mlflow, wandb, or "
          "module:name"),
+        ("loop.environment.options=[1]", "loop.environment.options: must be a mapping {NAME: VALUE, …}"),
         ("logging.trackers=wandb", "logging.trackers: must be a list"),
         ("logging.trackers=[mlflow,mlflow]", "logging.trackers: has mlflow twice; name it once"),
         ("model.num_heads=5", "model: num_heads (5) must be a multiple of num_kv_heads (2)"),
