@@ -236,7 +236,7 @@ def _reward_issues(config: Config, source: str, row: Mapping[str, Any]) -> Itera
             signature = find_signature(use.reference, files, installed=False) if use.kind == "reward" else None
         except DefinitionError:
             continue  # `extension` reports it
-        required = wanted_by_name(signature).required if signature is not None else ()
+        required = wanted_by_name(signature).required if signature and "self" not in signature.parameters else ()
         for missing in [name for name in required if name not in ("prompt", "row", *row)]:
             message = f"reward {use.reference} takes {missing!r}, but {source} has no such column"
             columns = f"it has {_names(row)}, and prompt and row are" if row else "only prompt and row are"

@@ -254,6 +254,12 @@ EMULATED = (*GRPO, r"loop.rewards={mine\:close: 1.0}")
 CLOSE = "def close(response, answer, **columns):\n    return float(response == answer)\n"
 
 
+def test_a_method_is_told_once(folder: Path) -> None:
+    (folder / "mine.py").write_text(CLOSE.replace("(response", "(self, response"))
+    [line] = words(*EMULATED)
+    assert line.endswith("reward mine:close takes self, which is for methods; remove it")
+
+
 @pytest.mark.parametrize(
     ("code", "overrides", "said"),
     [
