@@ -68,6 +68,8 @@ def repaired(kind: Any, given: Any) -> Any:
         return _repaired_mapping(inner[1], given)
     if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
         of_text = [*alternatives(inner[0])] == [str]
+        if isinstance(given, list) and _is_command(inner[0], given):
+            given = [given]
         items = given if isinstance(given, list) else _split(given) if of_text and isinstance(given, str) else [given]
         return _all([_repaired_one(inner[0], item) for item in items])
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -82,6 +84,12 @@ def repaired(kind: Any, given: Any) -> Any:
         except ValueError:
             return None
     return given if isinstance(given, kind if isinstance(kind, type) else ()) else None
+
+
+def _is_command(item: Any, given: list[Any]) -> bool:
+    """Return whether a list whose items are lists of words has the words of one of them."""
+    of_lists = any([*alternatives(inner)] == [str] for kind in alternatives(item) for inner in get_args(kind)[:1])
+    return of_lists and len(given) > 1 and all(isinstance(each, str) and " " not in each for each in given)
 
 
 def _repaired_one(annotation: Any, given: Any) -> Any:
@@ -119,7 +127,7 @@ def _all(values: list[Any]) -> list[Any] | None:
 
 def _split(text: str) -> list[str]:
     try:
-        return shlex.split(text)
+        return shlex.split(text) or [text]
     except ValueError:
         return [text]
 

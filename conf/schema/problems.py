@@ -97,7 +97,8 @@ def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProble
             of_others.setdefault(tuple(path[:-1]), []).append(path[-1])
         else:
             problem = _problem(raw, path, error)
-            found.setdefault((problem.key, problem.message), problem)
+            cure = problem.message.partition("; did you mean ")[2]  # of a list, the items have the same
+            found.setdefault((problem.key, cure or problem.message), problem)
     changed = of_others.keys() & missing.keys()  # their kind was set, and not the keys that belong to it
     for section in changed:
         problem = _other_kind_chosen(section, missing.pop(section), of_others.pop(section))
@@ -111,14 +112,21 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
     whole = path[: next((at for at, part in enumerate(path) if all(p.isdigit() for p in path[at:])), len(path))]
     key = ".".join(whole)  # without the numbers of a list, which nobody types
     is_path = str(given).startswith("file:")  # which is no secret
-    if path[:2] in (["env", "secrets"], ["notify", "webhook"]) and not is_path and kind != "extra_forbidden":
+    is_name = error["loc"][-1] == "[key]"
+    hides = path[:2] in (["env", "secrets"], ["notify", "webhook"])
+    if hides and not is_path and not is_name and kind != "extra_forbidden":
         reason = f"names where a secret is, and never holds it; {NAMED_SOURCES} (what you gave is not shown)"
         return ConfigProblem(".".join(path), reason)
     if kind == "extra_forbidden":
         return _unknown_key(raw, path, given)
-    if error["loc"][-1] == "[key]":
+    if is_name:
         return _wrong_name(path, error)
     if kind == "union_tag_not_found":
+        program = (raw.get("program") or {}).get("kind")
+        if len(path) == 1 and key in ("loop", "model", "data", "optimizer") and program not in (None, "trainer"):
+            keys = ", ".join(f"{key}.{name}" for name in given)
+            reason = f"program={program} has no {key}; pass it to the program, or choose program=trainer"
+            return ConfigProblem(keys, reason)
         way = f"choose its group: {key}=…, in a file `override /{key}: …` in `defaults`" if len(path) == 1 else "set it"
         return ConfigProblem(key, f"has no `kind`; {way}")
     if kind == "union_tag_invalid":
@@ -135,6 +143,8 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         return ConfigProblem(
             key, f"{escape_line(repr(given))} is invalid; {PATTERN_HINTS[error['ctx']['pattern']]}{words}"
         )
+    if isinstance(given, bool):
+        return ConfigProblem(key, f"must be a number, not {json.dumps(given)}; YAML reads off and no as false")
     # A whole section would hide the message, which names the keys that matter.
     got = "" if isinstance(given, dict) else f" (got {escape_line(repr(given))})"
     return ConfigProblem(key, f"{_said(error)}{got}")
@@ -166,6 +176,9 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         text = json.dumps(given)
         quoted = f"""{path[-1]}: "{text}" in YAML, '{key}="{text}"' in a shell"""
         return f"must be text, not {text}; if it is meant as text, quote it: {quoted}"
+    if path[:2] == ["sweep", "params"] and isinstance(given, dict):
+        name, values = next(iter(given.items()), ("KEY", "…"))
+        return f"a key of params is written with its dots: `{'.'.join([*path[2:], str(name)])}: {values}`"
     choices = _choices(types)
     if choices and len(types) == 1 and not isinstance(given, dict | list):
         return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
@@ -203,6 +216,8 @@ def _unknown_key(raw: dict[str, Any], path: list[str], given: Any) -> ConfigProb
     key, name = ".".join(path), path[-1]
     if new := successors(path, given):
         return ConfigProblem(key, f"unknown key; renamed to {', '.join(new)}")
+    if "." in name and path[0] == "sweep":
+        return ConfigProblem(key, f"unknown key; a key that the sweep varies stands below params: `{name}: …`")
     if "." in name:
         nested = name.replace(".", ": {") + ": …" + "}" * name.count(".")
         return ConfigProblem(key, f"a key of a file has no dots; write {nested}, or a line for each part")
@@ -211,7 +226,12 @@ def _unknown_key(raw: dict[str, Any], path: list[str], given: Any) -> ConfigProb
             key, f"unknown key; {name} is a section of its own, at the left margin of a file: {name}.…=…"
         )
     known = sibling_keys(path)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+    same = [FOREIGN.get(name.lower(), ""), *find_keys(name)]
+    near = (
+        []
+        if any(each.startswith(f"{path[0]}.") for each in same)
+        else difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+    )
     meant = [".".join([*path[:-1], each]) for each in near] or _meant(name, path[0], known)
     if meant:
         return ConfigProblem(key, f"unknown key; did you mean {' or '.join(meant)}?")
@@ -225,6 +245,8 @@ def _meant(name: str, section: str, known: set[str]) -> list[str]:
         return [foreign]
     parts = [f"{section}.{each}" for each in sorted(known) if name.lower() in each.split("_")]
     elsewhere = find_keys(name)
+    if inside := [each for each in elsewhere if each.startswith(f"{section}.")]:
+        return inside
     return [foreign] if foreign else elsewhere or (parts if len(parts) < 4 else [])
 
 
@@ -247,7 +269,8 @@ def _other_kind(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
     way = f"choose its group ({key}=…)" if is_top else f"set the section whole ({key}={{kind: …}})"
     if len(names) == 1:
         full = f"{key}.{names[0]}"
-        return ConfigProblem(full, f"belongs to another kind of this section; {way}, or remove the key (~{full})")
+        models = [each for each in types_at(section) if _is_model(each) and names[0] in each.model_fields]
+        return ConfigProblem(full, f"is of {key}.kind={'|'.join(_kinds(models))}; {way}, or remove the key (~{full})")
     them = " ".join(f"~{key}.{name}" for name in names)
     reason = f"{', '.join(names)} belong to another kind of this section; {way}, or remove them: {them}"
     return ConfigProblem(key, reason)

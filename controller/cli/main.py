@@ -26,6 +26,8 @@ from controller.run.options import RunOptions
 HELP_FLAGS = {*HELP.names}
 BAD_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 VERSION_FLAGS = ("--version", "-V")
+KEYS_OF_FLAGS = {"--tpu": "tpu.accelerator_type", "--zone": "tpu.zone", "--name": "run.name"}
+"""Flags for a program, and the keys that say the same of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,9 @@ def parse(argv: Sequence[str]) -> Command:
         from controller.cli.words import unknown_words
 
         raise unknown_words(verb, unknown, arguments, flags(verb))
+    sweep = next((word for word in overrides if word.lstrip("+").startswith("sweep=")), "")
+    if sweep and getattr(known, "multirun", None) is False:
+        raise ConfigError(f"{sweep}: is of a sweep; add -m, or leave it out")
     return Command(verb, known, overrides, rest)
 
 
@@ -146,7 +151,9 @@ def with_program(command: Command) -> Command:
     if not command.remainder:
         needed = [f"--{name}" for name in ("tpu", "zone", "name") if getattr(flags, name)]
         if command.verb == "run" or needed:
-            raise ConfigError(f"{needed[0] if needed else 'run'}: no program; add it: -- python train.py …")
+            said = f"{needed[0] if needed else 'run'}: no program; add it: -- python train.py …"
+            key = KEYS_OF_FLAGS.get(needed[0], "") if needed else ""
+            raise ConfigError(f"{said}; for an experiment, set {key}=…" if command.overrides and key else said)
         return command
     from controller.inputs.own_program import PACKAGE_KEYS, OwnProgram
 

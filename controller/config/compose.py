@@ -64,6 +64,8 @@ def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> d
     from controller.config import composed_cache
 
     _require_removals_first(overrides)
+    if of_hydra := next((word for word in overrides if re.match(r"[+~]*hydra[./]", word)), ""):
+        raise ConfigError(f"{of_hydra.partition('=')[0]}: Slipway takes no settings of Hydra; leave it out")
     kept = composed_cache.cache_file(overrides, extra_dir)
     if kept is not None and (known := composed_cache.load(kept)):
         return known

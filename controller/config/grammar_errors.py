@@ -79,8 +79,12 @@ def _cure(key: str, value: str) -> str:
     if letters := [sign for sign in value if not sign.isascii()]:
         return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
     inside = [item.strip() for item in stripped[1:-1].split(",") if item.strip()]
-    if re.fullmatch(r"\{[^{}\[\]\"'\\]*\}", stripped) and types and (made := repaired(types[0], inside)) is not None:
+    made = repaired(types[0], inside) if types and re.fullmatch(r"[\[{][^{}\[\]\"'\\]*[\]}]", stripped) else None
+    if isinstance(made, dict) or (made is not None and stripped[0] == "{"):
         return f"write {override(path, made)}"
+    if stripped.startswith("{") and re.search(r"[\"']?\w[\"']? *=", stripped):
+        with_colons = re.sub(r"[\"']?(\w+)[\"']? *= *", r"\1: ", stripped)
+        return f"a colon sets a value: '{key}={with_colons}'"
     if re.fullmatch(r"\[[^\[\]{}\"']*\]", stripped):
         return f"quote its items: {override(path, [item.strip() for item in stripped[1:-1].split(',')])}"
     if types and not any(kind is str for kind in types) and stripped[:1] not in ("[", "{"):

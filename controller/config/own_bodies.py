@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
@@ -27,7 +28,9 @@ def wrong_body(file: OwnFile, groups: Groups, base: Groups) -> Iterator[str]:
 
     is_section = file.group in Config.model_fields
     names = [str(key.value) for key, _ in file.root.value]
-    if file.is_global and is_section and {*names} & sibling_keys([file.group, ""]) - Config.model_fields.keys():
+    based = any(isinstance(entry, yaml.ScalarNode) and entry.value != "_self_" for entry in file.defaults)
+    own = {*names} & sibling_keys([file.group, ""]) - Config.model_fields.keys()
+    if file.is_global and is_section and (own or based):
         yield f"{file.shown}, line 1: remove {HEADER!r}; a file of {file.group} begins with the keys of {file.group}"
         return
     if any(WRONG_SPACE.search(name) for name in names):  # what stands below them is not what it looks like
@@ -67,7 +70,8 @@ def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str
         return ""
     if _has_anchor(value):
         return f"{name}: unknown key; put the anchor where its section stands first, as in `loop: &name`"
-    meant = find_keys(name) or difflib.get_close_matches(name, [*Config.model_fields], n=1, cutoff=0.65)
+    known = [*Config.model_fields, "defaults"]
+    meant = find_keys(name) or difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"sections: {', '.join(sorted(Config.model_fields))}"
     return f"{name}: unknown key; {hint}"
 
@@ -106,7 +110,11 @@ def wrong_shapes(file: OwnFile) -> Iterator[str]:
 def _wrong_scalar(file: OwnFile, node: yaml.ScalarNode, key: str, *, is_section: bool) -> Iterator[str]:
     """Yield a space that is none before a value, and `key:value` in place of a section."""
     search = WRONG_SPACE.search if is_section else WRONG_SPACE.match
-    if node.style is None and (found := search(node.value)):
+    if node.value == "???":
+        yield f"{file.place(node)}: {key}: ??? is no value; write it, or leave the line out"
+    elif found := re.search(r"(?<!\\)\$\{(\{[^{}]*\})\}", node.value):
+        yield f"{file.place(node)}: {key}: one brace is enough: ${found[1]}"
+    elif node.style is None and (found := search(node.value)):
         yield f"{file.place(node)}: {key}: {wrong_space(found[0])}"
     elif is_section and node.style is None and (said := closed_up(node.value)):
         yield f"{file.place(node)}: {key}: {said}"

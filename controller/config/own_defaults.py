@@ -18,6 +18,9 @@ Groups = Mapping[str, Sequence[str]]
 DEFAULT = re.compile(r"(?P<words>(?:(?:optional|override)\s+)*)(?P<root>/?)(?P<group>[\w/-]+)(?P<at>@[\w.]*)?$")
 """Key of an entry of `defaults`, such as `override /model` or `/model@loop.teacher`."""
 
+SIZE = re.compile(r"(?<![a-z\d])\d+[bm](?![a-z])")
+"""The part of a model's name that says how large it is."""
+
 
 def wrong_defaults(file: OwnFile, folder: Path, groups: Groups, base: Groups) -> Iterator[str]:
     """Yield what is wrong with the files that a file chooses in `defaults`."""
@@ -59,6 +62,8 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
     if found is None:
         return f"defaults: {key.value!r} is no group; write `override /model: tiny`"
     group, words = found["group"], found["words"].split()
+    if group.startswith(("override/", "optional/")):
+        return f"defaults: a space is missing: `{group.replace('/', ' /', 1)}: …`"
     is_null = value.tag == "tag:yaml.org,2002:null"
     name = value.value if isinstance(value, yaml.ScalarNode) and not is_null else "…"
     if group == file.group and not found["at"] and group in base:
@@ -83,6 +88,8 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
     if is_null and not value.value:
         return f"{group}: names no file; write `override /{group}: NAME`, or null for none"
     names = value.value if isinstance(value, yaml.SequenceNode) else [] if is_null else [value]
+    if "override" in words and group != "assets" and len(names) > 1:
+        return f"override /{group} takes one file, not a list"
     for each in names:
         if not isinstance(each, yaml.ScalarNode):
             return f"{group}: {kind_of(each)} is no name of a file"
@@ -124,7 +131,8 @@ def kind_of(node: yaml.Node) -> str:
 def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> str:
     """Say that a group has no such file, what is meant, and the choices; for the command line and files alike."""
     stem = re.sub(r"\.ya?ml$", "", name, flags=re.IGNORECASE).rpartition("/")[2]
-    near = difflib.get_close_matches(stem.replace("v5e", "v5litepod"), groups[group], n=1)
+    near = difflib.get_close_matches(stem.replace("v5e", "v5litepod"), groups[group], n=3)
+    near.sort(key=lambda each: not {*SIZE.findall(stem)} <= {*SIZE.findall(each)})
     hint = f"did you mean {group}={near[0]}? " if near else ""
     hint = f"~{group} removes it; " if name.lower() == "null" else hint
     if "/" not in name or stem not in groups[group]:
@@ -148,11 +156,11 @@ def _elsewhere(folder: Path | None, group: str, stem: str, groups: Groups) -> st
     root = folder.parent
     if (lone := folder / f"{stem}.yaml").is_file() or (lone := root / f"{stem}.yaml").is_file():
         return f"{lone.relative_to(root)} is in no group; move it to {folder.name}/{group}/{stem}.yaml"
+    for above in [*folder.resolve().parents][1:4]:
+        if (there := above / folder.name / group / f"{stem}.yaml").is_file():
+            return f"{there} exists, and {folder.name}/ is looked for in the current folder; run slipway in {above}"
     places = ("*/{}.y*ml", "*/*/{}.y*ml", f"{folder.name}/*/*/{{}}.y*ml")  # conf/, configs/experiment/, .slipway/…
     for file in (file for place in places for file in sorted(root.glob(place.format(stem)))):
         if file.parent.parent != folder:
             return f"{file.relative_to(root)} is not looked at; move it to {folder.name}/{group}/{stem}.yaml"
-    for above in [*folder.resolve().parents][1:4]:
-        if (there := above / folder.name / group / f"{stem}.yaml").is_file():
-            return f"{there} exists, and {folder.name}/ is looked for in the current folder; run slipway in {above}"
     return ""

@@ -6,6 +6,7 @@ those that these choose in turn.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import yaml
 
+import conf
 from controller.config.own_bodies import HEADER, wrong_body, wrong_shapes
 from controller.config.own_defaults import DEFAULT, Groups, kind_of, wrong_defaults
 from controller.config.yaml_errors import closed_up, explain
 from controller.core.errors import ConfigError
 
-PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
+PACKAGE = re.compile(r"#\s*@package\s+([\w.]+)\s*$")
 BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 """Of UTF-8 and UTF-16."""
 
@@ -93,6 +95,10 @@ def check_own_files(folder: Path, overrides: Iterable[str], groups: Groups, base
 
 def _shadowed(file: OwnFile, base: Groups) -> Iterator[str]:
     name = file.shown.rpartition("/")[2].removesuffix(".yaml")
+    near = [] if file.group in base or file.is_global else difflib.get_close_matches(file.group, base, n=1, cutoff=0.8)
+    if near:
+        folder = file.shown.partition("/")[0]
+        raise ConfigError(f"{file.shown}: {folder}/{file.group} is no group; did you mean {folder}/{near[0]}?")
     if name in base.get(file.group, ()):
         yield f"{file.shown}: is never read, since Slipway has its own {file.group}={name}; rename the file"
 
@@ -167,14 +173,16 @@ def _read(path: Path, group: str, shown: str) -> OwnFile:
         raise ConfigError(f"{shown}, line {line}: is not UTF-8 ({error.reason}); save the file as UTF-8") from None
     lines = [line.strip() for line in text.splitlines()]
     is_experiment = group == "experiment"
+    header = _header_of(group)
     if all(not line or line.startswith("#") for line in lines):
         if is_experiment:
             raise ConfigError(f"{shown}: is empty; begin with {HEADER!r} and set what differs, such as loop.steps")
         return OwnFile(group, shown, yaml.MappingNode("tag:yaml.org,2002:map", []), False)
-    is_global = bool(PACKAGE.match(next(line for line in lines if line)))
-    if is_experiment and not is_global:  # Hydra ignores it below another comment
+    package = PACKAGE.match(next(line for line in lines if line))  # Hydra ignores it below another comment
+    is_global = package is not None and package[1] == "_global_"
+    if (header and package is None) or (is_experiment and not is_global):
         raise ConfigError(
-            f"{shown}: must begin with the line {HEADER!r}; without it, its keys are those of a section `experiment`"
+            f"{shown}: must begin with the line {header!r}; without it, its keys are those of a section `{group}`"
         )
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -194,6 +202,13 @@ def _read(path: Path, group: str, shown: str) -> OwnFile:
     for node, said in slips:
         raise ConfigError(f"{shown}, line {node.start_mark.line + 1}: {said}")
     return OwnFile(group, shown, root, is_global)
+
+
+def _header_of(group: str) -> str:
+    """Return the line with which the bundled files of a group begin that are no section of the config, else ""."""
+    bundled = next(iter(sorted(Path(conf.__file__).parent.glob(f"{group}/*.yaml"))), None)
+    first = bundled.read_text("utf-8").partition("\n")[0] if bundled else ""
+    return first if PACKAGE.match(first) else ""
 
 
 def _slips(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> Iterator[tuple[yaml.Node, str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.config.grammar_errors import hidden, is_secret, unparsable
+from controller.config.texts import quote_numbers
 from controller.core.errors import ConfigError
 
 MOST_SHOWN = 20
@@ -100,7 +101,7 @@ def _explain(
             return said
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
-        if refused := _parse_error(override):
+        if refused := _parse_error(quote_numbers(override)):
             return unparsable(key, value, refused)
         if f"'{override}'" in str(error) and "Ambiguous value" in str(error):
             return several_values(key, value)
@@ -113,7 +114,9 @@ def _first_line(error: BaseException) -> str:
 
 def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, Sequence[str]]) -> str:
     """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
+    from conf.schema.foreign_keys import FOREIGN
     from conf.schema.problems import find_keys
+    from conf.schema.text_keys import types_at
     from controller.config.own_defaults import wrong_name
 
     key, equals, value = override.lstrip("+~").partition("=")
@@ -121,7 +124,13 @@ def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, S
     if "." in group or not equals:
         return ""
     if group not in choices:
-        if meant := find_keys(key):
+        name = key.replace("/", ".")
+        foreign = FOREIGN.get(name, "").partition("=")[0]
+        if "." in name and types_at((*name.split("."),)):
+            foreign = name
+        section, _, rest = name.partition("_")
+        below = [each for each in find_keys(rest) if section in each.split(".")]
+        if meant := [foreign] if foreign else find_keys(key) or below:
             return f"{key}: unknown group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
         near = difflib.get_close_matches(key, choices, n=1)
         hint = f"did you mean {near[0]}=…? " if near else ""
@@ -164,8 +173,10 @@ def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) 
     if said := _in_our_words(" ".join(text.partition("full_key")[0].split()), key, extra_dir, overrides):
         return f"{where}{said}"
     found = re.search(r"(?:find|load) '(\w+)/([\w.-]+)'", message)
-    if found and extra_dir and (folder := extra_dir / found[1] / f"{found[2]}.yaml").is_dir():
-        message = f"{_shown(folder, extra_dir)} is a folder, not a file"
+    file = extra_dir / found[1] / f"{found[2]}.yaml" if found and extra_dir else None
+    if file is not None and (file.is_dir() or file.is_symlink()):
+        what = "a folder, not a file" if file.is_dir() else "a link to a file that does not exist"
+        return f"{_shown(file, extra_dir)} is {what}"
     return f"cannot compose the config: {where}{message}"
 
 
@@ -202,6 +213,8 @@ IN_OUR_WORDS = (
      "${{; a text with it is written \\${{"),
     (r"Recursive interpolation", "${{…}} stands in what it means"),
     (r"Could not delete '(.+?)=(.+?)'", "~{0}={1}: it is not {1} that is chosen; ~{0} removes what is"),
+    (r"Could not override '(\w+)'", "{0} is no group that a config chooses; put its keys into an experiment, or write "
+     "{0}.KEY=…"),
     (r"list index out of range|list assignment index|is not an int|not a valid list index", "set the whole list: "
      "'{key}=[…]'"),
 )  # fmt: skip

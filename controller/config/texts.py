@@ -18,6 +18,8 @@ OTHER_BASE = re.compile(r"(?<![\w.:])[+-]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.\d*)?
 """What YAML 1.1 may read as a number to the base 60 or 8: https://yaml.org/type/int.html."""
 EXPONENT = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][+-]?\d+\Z")
 """A number that YAML 1.1 takes for text without a dot and a sign, as in 1.0e+3."""
+HOME = re.compile(r"(?:file:)?~[\w./-]+")
+"""A path below a home, whose ~ Hydra's grammar does not take."""
 SPACE = re.compile(r"\s*")
 CALL = r"\w+\((?:[^()]|\([^()]*\))*\)"
 INTERPOLATION, DOUBLE, SINGLE = r"\$\{(?:[^{}]|\{[^{}]*\})*\}", r'"(?:\\.|[^"\\])*"', r"'(?:\\.|[^'\\])*'"
@@ -68,7 +70,7 @@ def _copy(value: str, at: int, path: tuple[str, ...], is_group: bool, made: list
     opening = value[at : at + 1]
     if opening not in ("[", "{"):
         word = WORD.match(value, at)[0]  # pyright: ignore[reportOptionalSubscript] - as above
-        as_text = NUMBER.fullmatch(word) and (is_group or is_text(path))
+        as_text = (NUMBER.fullmatch(word) and (is_group or is_text(path))) or HOME.fullmatch(word)
         made.append(f'"{word}"' if as_text else word)
         return at + len(word)
     closing, number = {"[": "]", "{": "}"}[opening], 0

@@ -19,7 +19,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (r"character '\\t'", "a tab stands here; indent with spaces"),
     (r"found character '(?P<sign>.)'", "quote a text that begins with {sign}: \"{sign}…\""),
     (r"a flow (?P<kind>mapping|sequence) expected", "^the {sign} that opens here is not closed, or a comma is missing"),
-    (r"found '\?'", "quote ???, or write the value"),
+    (r"found '\?'", "??? is no value; write it"),
+    (r"found another document", "--- begins a second document; a file has one"),
     (r"undefined alias '(?P<sign>.*)'", "*{sign} stands for no &{sign} above; quote a text that begins with *"),
     (r"(?:scanning|an?) (?:alias|anchor)", "quote a text that begins with & or *"),
     (r"constructor for the tag '!include'", "!include is of no use here; name the file in `defaults`"),
@@ -46,6 +47,8 @@ def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
     for number, line in enumerate(lines[: mark.line + 1], 1):
         if found := SPACED.match(line):
             return number, wrong_space(found["space"])
+        if re.match(r"(<{7}|={7}|>{7})(?: |$)", line):
+            return number, "a conflict of git is not resolved here"
     said = " ".join(f"{error.context or ''} {error.problem or ''}".split())
     if "mapping values are not allowed" in said or "could not find expected ':'" in said:
         at = error.context_mark.line if error.context_mark else mark.line

@@ -103,6 +103,7 @@ def open_record(
     try:
         document = _record_here(state, run_id) or download_record(here, run_id)
         config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
+        _require_same_groups(document, groups)
     except (ConfigError, UnreadableError) as error:
         if not only_results or not _has_files(here, run_id):
             raise
@@ -113,6 +114,20 @@ def open_record(
         config = here.model_copy(update={"cloud": config.cloud, "tpu": config.tpu})
     with open_context(config) as (context, emulator):
         yield RecordedRun(document, config, context, emulator, folder)
+
+
+def _require_same_groups(document: RunRecord, groups: Sequence[str]) -> None:
+    """Raise ConfigError for a choice of a group that the record does not have; `cloud` says where the record is."""
+    same = {word.lstrip("+") for word in document["overrides"]}
+    if others := [word for word in groups if not word.startswith("cloud=") and word.lstrip("+") not in same]:
+        raise ConfigError(f"{', '.join(others)}: {_another_run(document)}")
+
+
+def _another_run(document: RunRecord) -> str:
+    return (
+        f"--run {document['run']}: overrides cannot change what a recorded run computes; for a new run, "
+        f"replace --run with its overrides: {' '.join(document['overrides'])}"
+    )
 
 
 def plan_of_launched(run_id: str, edited: Plan, context: Context, emulator: Emulator | None) -> Plan:
@@ -244,10 +259,7 @@ def _config_here(document: RunRecord, overrides: Sequence[str], here: Config, fo
     if changed is None or problems:
         raise ConfigError(problems)
     if without_volatile(changed) != without_volatile(config):
-        raise ConfigError(
-            f"--run {document['run']}: overrides cannot change what a recorded run computes; for a new run, "
-            f"replace --run with its overrides: {' '.join(document['overrides'])}"
-        )
+        raise ConfigError(_another_run(document))
     return changed
 
 

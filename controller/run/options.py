@@ -48,6 +48,10 @@ class RunOptions:
     waiting: Waiting = silent_wait
     """Shows what is being done until the plan and its cloud are open."""
 
+    def __post_init__(self) -> None:
+        if self.run_id and self.plan_file is not None:
+            raise ConfigError("--run and --plan are two sources of a config: give one of them")
+
     @contextmanager
     def showing(self, text: str) -> Iterator[Callable[[str], object]]:
         """Show what is being done while the context is open; call its value when that changes."""
@@ -118,5 +122,7 @@ class RunOptions:
             from conf.schema.validation import validate
             from controller.records.plan_file import load_planned_config
 
+            if chosen := [word for word in self.overrides if "." not in word.partition("=")[0]]:
+                raise ConfigError(f"{', '.join(chosen)}: the file of --plan has its experiment and groups already")
             return validate(with_overrides(load_planned_config(self.plan_file), self.overrides))
         return compose(self.overrides, extra_dir=Path.cwd() / "slipway")

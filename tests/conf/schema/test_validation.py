@@ -104,6 +104,27 @@ COMMAND = ["program=command", "program.command=[a]"]
             " did you mean 'program.setup=[[pip, install, -e, .]]'?",
         ),
         (
+            [*TINY, "program.setup=[pip, install, -e, .]"],
+            "program.setup: each must be a list of words, not 'pip'; did you mean 'program.setup=[[pip, install, -e, .",
+        ),
+        ([*TINY, "env.secrets.my-token=env"], "env.secrets: 'my-token' cannot be a name here; use letters, digits"),
+        (
+            [*COMMAND, "loop.steps=100"],
+            "loop.steps: program=command has no loop; pass it to the program, or choose pro",
+        ),
+        ([*TINY, "mesh.dp=4"], "mesh.dp: unknown key; did you mean mesh.data?"),
+        ([*TINY, "loop.stop=a"], "loop.stop: unknown key; did you mean loop.sampler.stop?"),
+        (
+            [*TINY, 'loop.sampler.stop="\n"'],
+            "loop.sampler.stop: must be a list of words, not '\\n'; did you mean 'loop.",
+        ),
+        (
+            [*TINY, "checkpoint.save_interval=false"],
+            "checkpoint.save_interval: must be a number, not false; YAML reads",
+        ),
+        ("sweep.params.optimizer: a key of params is written with its",),
+        ([*TINY, "loop.epochs=3"], "loop.epochs: is of "),
+        (
             [*TINY, "program.setup=[[pip,install,a],'make b']"],
             "program.setup: each must be a list of words, not 'make "
             "b'; did you mean 'program.setup=[[pip, install, a], [make, b]]'?",
