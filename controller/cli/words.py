@@ -209,6 +209,8 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
     if not problems:
         takes = [flag.names[0] for flag in flags if not flag.names[0].startswith("-")]
         hint = f"takes {len(takes)} word{'s' * (len(takes) > 1)} at most" if takes else "takes no words, but flags"
+        if verb in ("exec", "ssh"):
+            return ConfigError(f"{verb}: a command goes after --: slipway exec RUN -- {' '.join(unknown)}")
         problems = [f"{verb}: {_wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]
     called = "slipway" if verb == "up" else f"slipway {verb}"
     return ConfigError([f"{problem}; see {called} --help" for problem in problems])
