@@ -174,9 +174,9 @@ def run_forward(command: Command) -> int:
 
 def parse_ports(text: str) -> tuple[int, int]:
     """Parse `8888` or `9999:8888` as (local port, worker's port). Raises ConfigError if it is neither."""
-    local, _, remote = text.partition(":")
+    local, colon, remote = text.partition(":")
     try:
-        found = int(local), int(remote or local)
+        found = int(local), int(remote if colon else local)
     except ValueError:
         found = (-1, -1)
     if not (0 <= found[0] < 1 << 16 and 0 < found[1] < 1 << 16):

@@ -24,6 +24,8 @@ MAX_WARNINGS = 5
 
 def run_runs(command: Command) -> int:
     flags = command.flags
+    if flags.csv and flags.json:
+        raise ConfigError("--csv and --json are two forms: give one of them")
     state = command.options.state_dir
     fetched = fetch_rows(command, state) if flags.refresh else []
     if flags.diff:
