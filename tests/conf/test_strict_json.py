@@ -20,7 +20,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "runs in the process of the user's app": ("controller/installed/",),
     "gives the user's sweeper what the app returned": ("controller/multirun/jobs.py",),
     "copies a config that is checked afterwards, or shows a value of it": (
-        "conf/schema/config.py", "conf/schema/problems.py", "conf/schema/validation.py", "controller/config/composed_cache.py",
+        "conf/schema/config.py", "conf/schema/problems.py", "conf/schema/validation.py",
+        "controller/config/composed_cache.py",
     ),
     "keeps what was sent to it": ("controller/localcloud/",),
     "tells another process of the run, where a NaN must arrive as one": (

@@ -101,7 +101,7 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--fast"], "up: has no --fast; flags: -m, --multirun, --run, "),
         (["plan", "run.seed", "=", "1"], "plan: 'run.seed = 1' is not how a value is set; did you mean run.seed=1?"),
         (["plan", "program.command=[python", "t.py]"], "plan: a shell splits at spaces; put the override in quotes: '"),
-        (["plan", "--experiment=quickstart"], "plan: has no --experiment; an experiment is chosen with +experiment=NAME"),
+        (["plan", "--experiment=quickstart"], "plan: has no --experiment; an experiment is chosen with +experi"),
         (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
         (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),
     ],
