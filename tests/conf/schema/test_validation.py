@@ -122,7 +122,6 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, "checkpoint.save_interval=false"],
             "checkpoint.save_interval: must be a number, not false; YAML reads",
         ),
-        ("sweep.params.optimizer: a key of params is written with its",),
         ([*TINY, "loop.epochs=3"], "loop.epochs: is of "),
         (
             [*TINY, "program.setup=[[pip,install,a],'make b']"],

@@ -289,6 +289,7 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_in_a_clone(slipway: Sl
     assert f"{run}-r1 has already finished; nothing was changed" in out
     for words, said in (
         ((run, "run.seed=3"), "overrides cannot change what a recorded run computes"),
+        ((run, "tpu=v6e_8"), "tpu=v6e_8: --run"),
         (("nobody-00000000",), "no such run on this machine or in gs://"),
     ):
         code, _, err = slipway("up", "--run", *words)
