@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import seeds
+from tests.conftest import seeds, wide
 from tests.scenarios.chaos.conftest import ChaosHarnessFactory
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
 from tests.scenarios.chaos.harness import ChaosResult
@@ -60,7 +60,7 @@ def test_training_ends_with_the_same_weights(seed: int, make_harness: ChaosHarne
 @pytest.mark.parametrize(
     "strike",
     [
-        {"kind": "killed", "worker": 1, "after_object": "checkpoints/2/commit_success", "delay_seconds": 7},
+        *wide({"kind": "killed", "worker": 1, "after_object": "checkpoints/2/commit_success", "delay_seconds": 7}),
         {"kind": "preempted", "after_object": "checkpoints/2/commit_success", "delay_seconds": 7},
     ],
     ids=lambda spec: spec["kind"],
