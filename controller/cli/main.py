@@ -140,7 +140,7 @@ def with_runs(command: Command) -> Command:
 
 
 def with_program(command: Command) -> Command:
-    """Turn the program after `--` and its flags into overrides, and print them: they select the same run.
+    """Turn the program after `--` and its flags into overrides, and print these: with what was typed they select it.
 
     Raises:
         ConfigError: there is no program, or it is not in this folder.
@@ -161,7 +161,7 @@ def with_program(command: Command) -> Command:
         command.remainder, Path.cwd(), flags.tpu, flags.zone, flags.name, on_this_machine=command.verb == "rehearse"
     )
     overrides = program.overrides(command.overrides)
-    _note(f"({shlex.join(overrides)})")
+    _note(f"({shlex.join(word for word in overrides if word not in command.overrides)})")  # those may hold a secret
     if not any(word.startswith((*PACKAGE_KEYS, "+experiment=")) for word in overrides):
         _note(
             "note: no uv.lock, requirements.txt or pyproject.toml here: the workers get Slipway's own packages, with "

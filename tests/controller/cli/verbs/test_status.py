@@ -230,6 +230,11 @@ def test_words_are_shown_as_the_overrides_that_they_stand_for_with_the_packages_
     assert max(map(len, shown.splitlines())) <= 80
     with_program("rehearse -- python -m lab.train")
     assert "note:" not in capsys.readouterr().err
+    for typed in ("env.secrets.KEY=sk-planted", "env.vars.HF_TOKEN=hf_planted", "notify.webhook=https://h/planted"):
+        assert with_program(f"plan {typed} -- python -m lab.train").overrides[-1] == typed
+        shown = capsys.readouterr().err
+        assert "run.name=" in shown
+        assert "planted" not in shown
 
 
 LONG_PROJECT = "example.com:a-project-with-a-long-name"
