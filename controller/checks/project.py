@@ -27,7 +27,7 @@ from controller.inputs.code_files import first_few
 from controller.inputs.git import repository_root, strip_password
 from controller.inputs.modules import absent_imports
 from controller.inputs.own_program import HERE_CLOUDS, quote_words
-from controller.inputs.program_words import modules_beside, program_file, program_problem, shell_line, syntax_problem
+from controller.inputs.program_words import modules_in, program_file, program_problem, shell_line, syntax_problem
 from controller.inputs.resolved_assets import path_exists
 from controller.plan.build import Plan
 from controller.plan.project_steps import bastion_name
@@ -104,14 +104,15 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         yield Issue(told, words.key, "warning")
     if problem := program_problem(words.argv, root, root, bare=bare):
         yield Issue(problem, words.key, None if words.certain else "warning")
-    elif (file := program_file(words.argv, root)) is not None:
+    elif (found := program_file(words.argv, root)) is not None:
+        file, imports_begin = found
         if problem := syntax_problem(words.argv, file):
             newer = own and version_info[:2] < tuple(map(int, config.env.python.split(".")[:2]))
             yield Issue(problem, words.key, "warning" if newer else None)
-        elif bare and file.suffix == ".py":
+        elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
             lock = config.env.packages == "lock"
             lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
-            for absent in absent_imports(file, modules_beside(file), locked=lock):
+            for absent in absent_imports(file, modules_in(imports_begin), locked=lock):
                 yield Issue(f"{absent}, and {lacking}", words.key, "warning")
 
 

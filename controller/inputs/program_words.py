@@ -212,8 +212,11 @@ def _module_file(module: str, folder: Path) -> Path:
     return target / "__main__.py" if target.is_dir() else target.with_suffix(".py")
 
 
-def program_file(argv: Sequence[str], folder: Path) -> Path | None:
-    """Return the file of the folder that the words start with an interpreter; None if there is none."""
+def program_file(argv: Sequence[str], folder: Path) -> tuple[Path, Path] | None:
+    """Return the file of the folder that the words start with an interpreter, and the folder where its imports begin.
+
+    None if there is no such file.
+    """
     words, folder = started(argv, folder)
     if not _is_interpreter(words[0]):
         return None
@@ -222,17 +225,19 @@ def program_file(argv: Sequence[str], folder: Path) -> Path | None:
         return None
     file = folder / script if script is not None else _module_file(module or "", folder)
     file = file / "__main__.py" if file.is_dir() else file
-    return file if file.is_file() and PLACEHOLDER not in str(script) else None
+    if not file.is_file() or PLACEHOLDER in str(script):
+        return None
+    return file, folder if script is None else file.parent
 
 
-def modules_beside(file: Path) -> dict[str, Path]:
-    """Return the modules that a program finds beside itself, by their path; of a folder without `__init__.py`, `NAME/`.
+def modules_in(folder: Path) -> dict[str, Path]:
+    """Return the modules that a program finds in a folder, by their path; of a folder without `__init__.py`, `NAME/`.
 
     As much as `absent_imports` has to know.
     """
-    found = {f"{path.name}/": path for path in file.parent.iterdir() if path.is_dir()}
-    found |= {path.name: path for path in file.parent.glob("*.py")}
-    return found | {f"{path.parent.name}/{path.name}": path for path in file.parent.glob("*/__init__.py")}
+    found = {f"{path.name}/": path for path in folder.iterdir() if path.is_dir()}
+    found |= {path.name: path for path in folder.glob("*.py")}
+    return found | {f"{path.parent.name}/{path.name}": path for path in folder.glob("*/__init__.py")}
 
 
 def syntax_problem(argv: Sequence[str], file: Path) -> str:

@@ -33,6 +33,9 @@ PROGRAMS = {
     "odd.pl": "#!/usr/bin/env -S pelr -w\n",
     "home.pl": "#!/home/me/venv/bin/python\n",
     "lab/__main__.py": "x = = 1\n",
+    "lab/alone.py": "import beside\n",
+    "lab/inner.py": "import beside\nfrom lab.inner import y\n",
+    "elsewhere.py": "import sys\nsys.path.append('x')\nimport nosuchpkg\n",
 }
 
 
@@ -75,6 +78,9 @@ PROGRAMS = {
         (["python", "-u", "-c"], "error -c: nothing is behind it"),
         (["./odd.pl"], "error ./odd.pl: its #! line names pelr, and there is no such program on this machine"),
         (["./home.pl"], "error ./home.pl: its #! line names /home/me/venv/bin/python, which the workers lack"),
+        (["python", "lab/alone.py"], "alone.py, line 1: imports beside, and this machine, whose packages the workers"),
+        (["python", "-m", "lab.inner"], None),
+        (["python", "elsewhere.py"], None),
         (["python", "plain.py"], None),
         (["bash", "-lc", "cd lab && python x.py"], None),
         (["bash", "bare.sh"], None),
