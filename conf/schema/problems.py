@@ -161,6 +161,7 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if error["type"] == "literal_error" and isinstance(error["loc"][-1], int):
         types = types_at((*whole, "0"))  # of a list, which the schema makes of one word
     shown = escape_line(json.dumps(given) if isinstance(given, NoneType | bool) else repr(given))
+    shown = "what you gave, which is not shown" if path in (["env"], ["notify"]) else shown
     models = [each for each in types if _is_model(each)]
     if models and not isinstance(given, dict | list | NoneType):
         kinds, keys = _kinds(types), sorted({name for model in models for name in model.model_fields})

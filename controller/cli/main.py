@@ -228,9 +228,14 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except SlipwayError as error:
-        width = width_of(sys.stderr)
+        from controller.config.grammar_errors import typed_secrets
+
+        width, secrets = width_of(sys.stderr), [*typed_secrets(argv)]
         for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
-            for line in f"error: {problem}".split("\n"):  # an indented line is of a log or a traceback
+            said = f"error: {problem}"
+            for secret in secrets:
+                said = said.replace(secret, "…")
+            for line in said.split("\n"):  # an indented line is of a log or a traceback
                 print(line if line.startswith(" ") else wrap(line, width, 2), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 SECRET = re.compile(r"[+~]*(env|env\.secrets|notify|notify\.webhook)(\.[^.]*)?")
 """Keys below which somebody may have typed a secret: no message shows what."""
@@ -17,6 +17,30 @@ def is_secret(key: str) -> bool:
     """Return whether a key may have a secret as its value, however it is misspelled."""
     plain = re.sub(r"[\s.]+", ".", key).strip(".")
     return SECRET.fullmatch(plain) is not None and not plain.lstrip("+~").startswith("env.vars")
+
+
+HOLDS_SECRET = re.compile(
+    r"[-+~]*(env(\.?secrets?\b.*)?|notify|.*webhook.*)|--?[\w-]*(secret|token(?!iz)|password|slack|api-?key)[\w-]*"
+)
+"""Keys, however they are written, and flags of other tools, whose value may be a secret."""
+SOURCE = re.compile(r"env(:|$)|file:|secretmanager:|null$")
+
+
+def typed_secrets(argv: Sequence[str]) -> Iterator[str]:
+    """Yield what may be a secret among the words of a command line, whole and in parts, the longest first.
+
+    Also of words that are no overrides yet, as `key = value`, `--key=value`, `key:value` and `--flag value`.
+    """
+    found: set[str] = set()
+    for word, *behind in zip(argv, [*argv[1:], ""], [*argv[2:], "", ""], strict=False):
+        key, sign, value = word.partition("=" if "=" in word.partition(":")[0] else ":")
+        if HOLDS_SECRET.fullmatch(key.strip()):
+            given = value if sign and value else " ".join(behind) if behind[0] in ("=", ":") else behind[0]
+            found |= {
+                given,
+                *(part.rpartition("=")[2] for part in re.split(r"[\s,{}\[\]\"']+", given) if part[-1:] != ":"),
+            }
+    yield from sorted((each for each in found if len(each) > 5 and not SOURCE.match(each)), key=len, reverse=True)
 
 
 def hidden(key: str, problem: str) -> str:

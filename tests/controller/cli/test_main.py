@@ -1,6 +1,7 @@
 """The command as a process: a deleted folder and an output that cannot be written end it with one line."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,19 @@ def test_an_output_that_the_shell_has_closed(closed: str, words: str, code: int,
 def test_a_sweep_and_a_run_are_not_meant_at_once(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([verb, "-m", "--run", "quickstart-0b1c2d3e", "run.seed=1,2"]) == 2
     assert capsys.readouterr().err == "error: -m acts on a sweep and --run on one run: give one of them\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "env.secrets.KEY = sk-planted", "--env.secrets.KEY=sk-planted", "env.secrets.KEY:sk-planted",
+        "env.secrets..KEY=sk-planted", "env.secret={KEY: sk-planted}", "env.secrets={KEY=sk-planted}",
+        "notify=https://h/planted", "notify.webhok=https://h/planted", "--webhook https://h/planted",
+        "--slack-url=https://h/planted", "--hf-token sk-planted", "-m env.secrets.KEY=sk-planted,other",
+    ],
+)  # fmt: skip
+def test_no_error_shows_a_value_that_may_be_a_secret(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["plan", "+experiment=quickstart", *shlex.split(words.replace("{KEY: ", "{KEY:\\ "))]) == 2
+    said = "".join(capsys.readouterr())
+    assert "error: " in said
+    assert "planted" not in said
