@@ -7,22 +7,13 @@ function are compared before anything is billed, and again on the workers. docs/
 
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
-
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
-from pydantic_core import CoreSchema, core_schema
+from typing import Any, NamedTuple, Protocol
 
 from conf.environment import EnvironmentClass
 
 Array = Any
 """A `jax.Array`: this module is read by the controller too, which has no JAX."""
-PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-"""A dotted module and a name in it."""
-JSON_SCHEMA = {"type": "string", "pattern": rf"^(\?\?\?|{PATTERN})$"}
-"""For editors; ??? stands for a value that a file leaves to its reader."""
 MODULES_FOLDER = "modules"
 """Folder of the shipped code with the user's modules; it is on the trainer's module search path."""
 
@@ -309,42 +300,6 @@ PROTOCOLS: Mapping[str, type] = {
     "resource kind": ResourceKind,
 }
 """Every kind, by its name in messages."""
-
-
-def _is_reference(value: str) -> str:
-    if not re.fullmatch(PATTERN, value):
-        raise ValueError(f"must be module:name, such as {_meant(value) or 'my_module:my_function'}")
-    return value
-
-
-def _meant(value: str) -> str:
-    """Return the reference that dashes, or a dot in place of the colon, stand for; empty if there is none."""
-    plain = value.replace("-", "_")
-    return next((word for word in (plain, ":".join(plain.rsplit(".", 1))) if re.fullmatch(PATTERN, word)), "")
-
-
-Reference = Annotated[str, AfterValidator(_is_reference), WithJsonSchema(JSON_SCHEMA)]
-"""`module:name`."""
-
-
-@dataclass(frozen=True)
-class OrReference:
-    """Marks a text as one of Slipway's own choices, or `module:name`."""
-
-    choices: tuple[str, ...]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._known, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
-        return {"anyOf": [{"type": "string", "enum": list(self.choices)}, JSON_SCHEMA]}
-
-    def _known(self, value: str) -> str:
-        if value not in self.choices and not re.fullmatch(PATTERN, value):
-            example = f", such as {meant}" if (meant := _meant(value)) else ""
-            raise ValueError(f"must be one of {', '.join(self.choices)}, or module:name{example}")
-        return value
 
 
 def positional(kind: str) -> tuple[str, ...]:

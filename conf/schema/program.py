@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from conf.extension import Reference
+from conf.reference import Reference
 from conf.schema.base import VOLATILE, LocalPath, Strict, check_home
 from conf.schema.topology import Topology, tpu_type_table
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from conf.extension import Reference
+from conf.reference import Reference
 from conf.schema.base import VOLATILE, LocalPath, Strict
 from conf.schema.program import SecretSource
 

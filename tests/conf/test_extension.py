@@ -10,7 +10,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from conf import extension
-from conf.extension import ExtensionError, OrReference, Reference
+from conf.extension import ExtensionError
+from conf.reference import OrReference, Reference
 
 
 def test_a_reference_names_a_module_and_a_name_in_it_and_may_be_a_choice() -> None:

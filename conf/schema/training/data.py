@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from conf.extension import Reference
+from conf.reference import Reference
 from conf.schema.base import Strict
 
 TEX_COMMAND = re.compile(r"\\[A-Za-z]+(?:(?:\[[^\]{}]*\]|\{\{[^{}]*\}\})+|\s*)\{(\w+)\}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from conf.extension import PATTERN, OrReference, Reference
+from conf.reference import PATTERN, OrReference, Reference
 from conf.schema.base import Strict, UnevenError, nearest_multiples
 from conf.schema.training.loop_parts import Environment, PuzzleLoop, RolloutCorrection, Sampling
 from conf.schema.training.model import Model

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from conf.extension import OrReference
+from conf.reference import OrReference
 from conf.schema.base import LocalPath, Strict, UnevenError, nearest_multiples
 from conf.schema.topology import UnknownTypeError, known_type
 from conf.schema.training.settings import EVALUATIONS_HELP, Evaluations, Mesh, check_intervals

@@ -7,7 +7,7 @@ import yaml
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 import conf
-from conf.extension import Reference
+from conf.reference import Reference
 from conf.schema.base import LocalPath, Strict
 from conf.schema.training.loop_parts import Trm
 

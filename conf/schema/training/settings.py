@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema
 
-from conf.extension import JSON_SCHEMA, OrReference
+from conf.reference import JSON_SCHEMA, OrReference
 from conf.schema.base import VOLATILE, Strict
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from conf.extension import JSON_SCHEMA
+from conf.reference import JSON_SCHEMA
 from conf.schema.base import RENAMED
 from conf.schema.config import Config
 from conf.schema.foreign_keys import FOREIGN
