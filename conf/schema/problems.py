@@ -6,6 +6,7 @@ type has one, and each key that a section lacks.
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,9 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         name, values = next(iter(given.items()), ("KEY", "…"))
         return f"a key of params is written with its dots: `{'.'.join([*path[2:], str(name)])}: {values}`"
     choices = _choices(types)
+    if error["type"] == "literal_error" and len(types) > 1 and all(get_origin(each) is Literal for each in types):
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])  # of the kind that was chosen
+        types = types[:1] if choices else types
     if choices and len(types) == 1 and not isinstance(given, dict | list):
         return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
     said = f"{'each ' if path != whole else ''}must be {expected(types)}, not {shown}"

@@ -237,6 +237,10 @@ def _reward_issues(config: Config, source: str, row: Mapping[str, Any]) -> Itera
         except DefinitionError:
             continue  # `extension` reports it
         required = wanted_by_name(signature).required if signature and "self" not in signature.parameters else ()
+        if misplaced := [name for name in ("response", "answer") if name in required]:
+            told = f"is called with (response, answer), and the rest by name; put {misplaced[0]} among the first two"
+            yield Issue(f"reward {use.reference} {told}", use.key)
+            continue
         for missing in [name for name in required if name not in ("prompt", "row", *row)]:
             message = f"reward {use.reference} takes {missing!r}, but {source} has no such column"
             columns = f"it has {_names(row)}, and prompt and row are" if row else "only prompt and row are"

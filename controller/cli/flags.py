@@ -4,6 +4,7 @@ This module imports nothing heavy: tab completion must be instant.
 """
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -333,7 +334,9 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError on a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
+        takes = re.fullmatch(r"argument (\S+): expected (\d+) arguments", message)
+        said = f"{takes[1].partition('/')[0]}: takes {takes[2]} words" if takes else message
+        raise ConfigError(f"{said}; see {self.prog} --help")
 
 
 def parser(verb: str) -> Parser:

@@ -124,6 +124,10 @@ COMMAND = ["program=command", "program.command=[a]"]
         ),
         ([*TINY, "loop.epochs=3"], "loop.epochs: is of "),
         (
+            [*TINY, "model.activation_dtype=fp16"],
+            "model.activation_dtype: unknown choice 'fp16'; choices: float32, bfl",
+        ),
+        (
             [*TINY, "program.setup=[[pip,install,a],'make b']"],
             "program.setup: each must be a list of words, not 'make "
             "b'; did you mean 'program.setup=[[pip, install, a], [make, b]]'?",

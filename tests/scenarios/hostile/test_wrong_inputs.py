@@ -103,6 +103,7 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "program.command=[python", "t.py]"], "plan: a shell splits at spaces; put the override in quotes: '"),
         (["plan", "--experiment=quickstart"], "plan: has no --experiment; an experiment is chosen with +experi"),
         (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
+        (["runs", "--diff", "quickstart-aaaa1111"], "--diff: takes 2 words; see slipway runs --help"),
         (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),
     ],
 )
