@@ -191,6 +191,6 @@ def test_shell_steps_parse(script: str) -> None:
 
 def test_the_readme_commands_are_tested() -> None:
     install = ("-e . && python -m controller +experiment=quickstart", "-e '.[dev]' && python -m pytest")
-    commands = {f"python -m pip install {words}" for words in install}
+    commands = {f"python -m pip install uv && python -m uv pip install {words}" for words in install}
     assert commands <= {step["run"].strip() for step in STEPS if "run" in step}
     assert all(command in (ROOT / "README.md").read_text() for command in commands)
