@@ -1,4 +1,4 @@
-"""`python -m controller`, the same as the console script `slipway`."""
+"""`python -m controller` in the clone: what `python -m slipway` and the console script `slipway` are everywhere."""
 
 import gc
 import os

@@ -41,6 +41,7 @@ FIRST_STEPS = (
     ("slipway rehearse +experiment=gemma2b_gsm8k", "rehearse that run on this machine, scaled down, with a preemption"),
     ("slipway init", "set up Google Cloud: credentials, project, a zone with quota"),
 )  # fmt: skip
+ELSEWHERE = "`python -m slipway` is the same in any folder, `python -m controller` in the clone alone"
 CONFIG_ARGUMENTS = (
     ("+experiment=NAME", "use a file in conf/experiment/ or in your ./slipway/experiment/"),
     ("group=choice", "use another file for one section, such as tpu=v6e_8 or loop=dapo"),
@@ -74,7 +75,7 @@ def _first_page(choices: dict[str, list[str]]) -> list[tuple[str, str | Rows]]:
     usage = "slipway [VERB] [--flags] [+experiment=NAME] [group=choice …] [key.path=value …]"
     pages: list[tuple[str, str | Rows]] = [
         ("", "Launch JAX experiments on Cloud TPU pods from YAML."),
-        ("usage", f"{usage}\n`python -m controller` is the same as `slipway`; the default VERB is `up`."),
+        ("usage", f"{usage}\nThe default VERB is `up`. {ELSEWHERE}."),
         ("first steps", FIRST_STEPS),
     ]
     for group, title in GROUPS.items():

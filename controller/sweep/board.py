@@ -6,10 +6,11 @@ The live view is redrawn in place on a terminal; elsewhere there are plain lines
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +26,7 @@ from controller.core.text import (
     numeric,
     printable,
     result_lines,
+    result_values,
     short_ids,
     short_overrides,
     unsanitized_stream,
@@ -51,7 +53,10 @@ BOARD_METRICS = ("accuracy", "reward_mean", "loss", *SHOWN_METRICS)
 
 @dataclass
 class BoardRow(Record):
-    """Status of one run. `values` are of `metric`, the first of the usual metrics that the program reports."""
+    """Status of one run. `values` are of `metric`, the first of the usual metrics that the program reports.
+
+    Of a run with a result, `metric` is the first of its results, and the last of `values` is that one.
+    """
 
     KEYS: ClassVar = {"why": "reason", "before": "seconds_before"}
 
@@ -72,6 +77,15 @@ class BoardRow(Record):
     before: float = 0.0
     """Seconds on pods before `began`: failed tries and earlier controllers."""
     usd_per_hour: float | None = None
+
+    def show_result(self, summary: Mapping[str, Any]) -> None:
+        """Show the first result of a summary.json, as the end of its metric's curve or in place of another's."""
+        numbers = {name: value for name, value in summary.items() if numeric(value) is not None}
+        for name in chain(*result_values(numbers)):
+            known = self.values if self.metric == name else []
+            value = float(numbers.get(f"{name}_after", numbers.get(name)))
+            self.metric, self.values = name, [*known, value][-SPARK_POINTS:]
+            break
 
 
 class Board:
@@ -101,8 +115,10 @@ class Board:
         with self._lock:
             return list(self._rows.values())
 
-    def set_state(self, run: str, state: str, message: str = "", **values: Any) -> None:
-        """Set the state of a run and report it."""
+    def set_state(
+        self, run: str, state: str, message: str = "", summary: Mapping[str, Any] | None = None, **values: Any
+    ) -> None:
+        """Set the state of a run and report it. summary: the result of a finished one."""
         with self._lock:
             line = self._rows[run]
             if line.state == "running" and line.began is not None:
@@ -110,6 +126,7 @@ class Board:
             line.state = state
             for key, value in values.items():
                 setattr(line, key, value)
+            line.show_result(summary or {})
             self._save(changed=True)
         self.announce(line, f"{state}{f': {message}' if message else ''}")
 
@@ -188,7 +205,7 @@ class BoardScreen:
     def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
         shown = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
         message = "; ".join(" ".join(line.split()) for line in result_lines(shown)[:2])
-        self._board.set_state(self._run, "finished", message, seconds=result.seconds, cost=cost)
+        self._board.set_state(self._run, "finished", message, result.summary, seconds=result.seconds, cost=cost)
 
 
 @dataclass(frozen=True)

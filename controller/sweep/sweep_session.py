@@ -213,8 +213,7 @@ class SweepSession:
             if job.run_id in self.finished_runs:
                 row.state, row.seconds = "finished", record.get("seconds")
             if row.state == "finished" and not row.values:
-                numbers = {k: v for k, v in record.get("metrics", {}).items() if isinstance(v, int | float)}
-                row.metric, row.values = next(((k, [float(v)]) for k, v in numbers.items()), ("", []))
+                row.show_result(record.get("metrics") or {})
             rows.append(row)
         return rows
 

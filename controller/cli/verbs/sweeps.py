@@ -250,14 +250,12 @@ def _changed_rows(lines: Iterable[BoardRow], told: dict[str, tuple[BoardRow, flo
 
 
 def _row_from_record(row: dict[str, Any], shared: set[str]) -> BoardRow:
-    numbers = {key: value for key, value in (row.get("metrics") or {}).items() if isinstance(value, int | float)}
-    metric, value = next(iter(numbers.items()), ("", None))
-    return BoardRow(
+    line = BoardRow(
         row["run"],
         " ".join(word for word in row.get("overrides") or () if word not in shared),
         row.get("state", ""),
         seconds=row.get("seconds"),
-        metric=metric,
-        values=[] if value is None else [float(value)],
         cost="" if row.get("usd") is None else f"about ${row['usd']:.2f}",
     )
+    line.show_result(row.get("metrics") or {})
+    return line

@@ -102,7 +102,10 @@ def test_pip_installs_one_name(installed: Installation, tmp_path: Path) -> None:
 
 def test_a_project_with_packages_of_the_same_names(installed: Installation, project: Path) -> None:
     assert installed.expect("-c", RUN_NAME, cwd=project) == "quickstart\n"
-    assert "usage" in installed.expect("-m", "slipway", "--help", cwd=project)
+    page = installed.expect("-m", "slipway", "--help", cwd=project)
+    assert "`python -m slipway` is the same in any folder, `python -m controller` in the clone alone" in page
+    assert "No module named controller" in installed.python("-m", "controller", cwd=installed.home).stderr
+    assert installed.expect("-m", "controller", "--help", cwd=ROOT).splitlines()[:2] == page.splitlines()[:2]
 
 
 @pytest.mark.deep

@@ -135,6 +135,26 @@ def test_the_metric_of_grpo_is_its_accuracy(tmp_path: Path, capsys: pytest.Captu
     result = {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "accuracy_high_after": 0.8}
     BoardScreen(made, "q-1", ManualClock(1000.0)).show_result(Result("q-1", "finished", 1, 0.0, 9.0, result))
     assert capsys.readouterr().out.endswith("finished: accuracy 0.25 → 0.75 (95 %: 0.7 to 0.8)\n")
+    assert text(made.rows()).splitlines()[1].split() == ["q-1", "finished", "3", "accuracy", "0.75", "▁█"]
+
+
+@pytest.mark.parametrize(
+    ("summary", "shown"),
+    [
+        ({"accuracy_before": 0.25, "accuracy_after": 0.75, "pass_at_4_after": 0.9}, ("accuracy", [0.5, 0.75])),
+        ({"name": "x", "nothing": None, "loss_low": 1.0, "loss": 1.5, "loss_high": 2}, ("loss", [1.5])),
+        ({"steps": 3, "won": True, "text": "x", "bad": math.nan}, ("steps", [3.0])),
+        ({"text": "x"}, ("accuracy", [0.5])),
+    ],
+)
+def test_the_metric_of_a_finished_run_is_its_result(home: Path, summary: dict[str, Any], shown: object) -> None:
+    """Where its program was followed, and from the table of runs: not its last training accuracy, nor one before."""
+    row = BoardRow("q-1", "", metric="accuracy", values=[0.5])
+    row.show_result(summary)
+    assert (row.metric, row.values) == shown
+    index.append_rows(home, [{"run": "q-1", "sweep": "q-abc", "state": "finished", "metrics": summary}])
+    known = sweeps.read_board(home, "q-abc").rows["q-1"]
+    assert (known.metric, known.values) == (("", []) if summary == {"text": "x"} else (row.metric, row.values[-1:]))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 10**400, "x", None])
