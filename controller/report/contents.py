@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from controller.report.comparison import Asked, Comparison, Setting, compare, group_by_hypothesis, summarize
-from controller.report.curves import Curve, build_curve, points_per_curve, select_metrics
+from controller.report.curves import Curve, build_curve, points_per_curve, select_metrics, smooth
 from controller.report.gather import Metric, MetricsLine, RecordedRun
 
 SPAN_KINDS: Mapping[str, str] = {
@@ -182,6 +182,8 @@ class ReportModel:
     omitted_metrics: int
     times: dict[str, Timeline]
     asked: Asked | None = None
+    smoothing: float = 0.0
+    """Weight of what came before in the curves; see `smooth`."""
 
     @property
     def runs(self) -> list[RecordedRun]:
@@ -216,7 +218,7 @@ class ReportModel:
         """Return the label and the curve of each setting that has one, by its place among the settings."""
         points = points_per_curve(self.metrics, self.settings)
         built = enumerate((setting.label, build_curve(setting, metric, points)) for setting in self.settings)
-        return {number: (label, curve) for number, (label, curve) in built if curve}
+        return {number: (label, smooth(curve, self.smoothing)) for number, (label, curve) in built if curve}
 
     @cached_property
     def constants(self) -> dict[Metric, float]:
@@ -270,14 +272,18 @@ class ReportModel:
 
 
 def build_report(
-    name: str, runs: Sequence[RecordedRun], baseline: str = "", patterns: Sequence[str] = ()
+    name: str,
+    runs: Sequence[RecordedRun],
+    baseline: str = "",
+    patterns: Sequence[str] = (),
+    smoothing: float = 0.0,
 ) -> ReportModel:
     """Build the report of at least one run. Raises ConfigError as `group_settings` and `select_metrics` do."""
     found, asked = group_by_hypothesis(name, runs, baseline)
     sought = next((metric for run in runs if (metric := _search_metric(run))), asked.hypothesis.metric if asked else "")
     metrics, further = select_metrics(found, sought, patterns)
     times = {run.id: build_timeline(run) for run in runs}
-    return ReportModel(name, tuple(found), tuple(metrics), further, times, asked)
+    return ReportModel(name, tuple(found), tuple(metrics), further, times, asked, smoothing)
 
 
 def final_values_by_seed(setting: Setting, metric: Metric) -> dict[Any, float]:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,12 +30,13 @@ MAX_DRAWABLE = 1e100
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of one setting by step: mean, lowest and highest over its runs."""
+    """Values of one setting by step: mean, lowest and highest over its runs. told: the mean before it was smoothed."""
 
     steps: tuple[float, ...]
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    told: tuple[float, ...] = ()
 
 
 def select_metrics(
@@ -126,6 +127,20 @@ def build_curve(setting: Setting, metric: Metric, points: int = MAX_POINTS) -> C
     if len(logged) == 1:
         low, high = (_bound(setting.counted_runs, metric, end, steps, at) for end, at in (("low", low), ("high", high)))
     return Curve(*(tuple(row.tolist()) for row in (steps, np.nanmean(values, axis=0), low, high)))
+
+
+def smooth(curve: Curve, weight: float) -> Curve:
+    """Return the curve with a moving average as its mean: `weight` (0 to below 1) of it is what came before.
+
+    As in TensorBoard, the first values are not drawn to zero. The curve itself for a weight of 0.
+    """
+    if not weight:
+        return curve
+    values, past, mass = list[float](), 0.0, 0.0
+    for value in curve.mean:
+        past, mass = weight * past + (1 - weight) * value, weight * mass + 1 - weight
+        values.append(past / mass)
+    return replace(curve, mean=tuple(values), told=curve.mean)
 
 
 def _bound(runs: Sequence[RecordedRun], metric: Metric, end: str, steps: Any, otherwise: Any) -> Any:

@@ -163,6 +163,13 @@ def draw_chart(
                 *reversed([*zip(curve.steps, curve.low, strict=True)]),
             ]
             add_child(svg, "path", class_=f"band {colour(number)}", d=f"M{path(outline)}Z")
+        if curve.told:
+            add_child(
+                svg,
+                "path",
+                class_=f"line told {colour(number)}",
+                d=f"M{path(zip(curve.steps, curve.told, strict=True))}",
+            )
         middle = path(zip(curve.steps, curve.mean, strict=True))
         shape = f"M{middle}" if len(curve.steps) > 1 else f"M{middle}h4"
         hidden = drawn.count(shape)  # lines below this one that it would hide: leave gaps that show them

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.report.comparison import group_settings
 from controller.report.contents import build_report
@@ -49,6 +50,24 @@ def test_the_bounds_that_one_run_tells_are_the_band_of_its_metric(tmp_path: Path
     line = curve_of(found.settings[0], ("eval", "a"))
     assert (line.mean, line.high) == ((0.5, 0.5), (0.6, 0.6))
     assert line.low == pytest.approx((0.3, 0.2))
+
+
+def test_a_smoothed_curve_is_a_moving_average_over_the_faint_one(tmp_path: Path) -> None:
+    """TensorBoard's formula: at a weight of 0.5, each value counts half as much as the one after it."""
+    write_run(tmp_path, (), 0, START_TIME, [{"step": i, "phase": "x", "a": a} for i, a in enumerate((8.0, 2.0, 4.0))])
+    told, smoothed = (build_report("one", runs_of(tmp_path), smoothing=weight) for weight in (0.0, 0.5))
+    [(_, line)] = smoothed.curves(("x", "a")).values()
+    assert line.mean == pytest.approx((8.0, (2 * 2.0 + 8.0) / 3, (4 * 4.0 + 2 * 2.0 + 8.0) / 7))
+    assert (line.told, line.low) == ((8.0, 2.0, 4.0), (8.0, 2.0, 4.0))
+    assert smoothed.to_json() == told.to_json(), "no number of the tables is smoothed"
+    drawn = [render(each, 0.0).count('class="line told c0 dash0"') for each in (told, smoothed)]
+    assert (drawn[0], drawn[1] > 0) == (0, True)
+
+
+@pytest.mark.parametrize("weight", ["1", "-0.1", "nan"])
+def test_a_weight_that_smooths_nothing_or_all_is_refused(weight: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["report", f"--smooth={weight}"]) == 2
+    assert "must be at least 0 (as told) and below 1 (flat)" in capsys.readouterr().err
 
 
 def test_a_single_runs_hundred_metrics_are_grouped_in_natural_order_and_filtered(tmp_path: Path) -> None:
