@@ -13,6 +13,7 @@ import pytest
 
 from controller import emulator
 from controller.cli import main
+from controller.records.index import LastCommand, load_last_command, save_last_command
 from tests.emulators import Emulators
 from tests.paths import ROOT
 
@@ -110,6 +111,18 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], typed: list[str], words: str) -> None:
     [line] = refused(capsys, *typed)
     assert line.startswith(words)
+
+
+def test_a_refused_up_is_not_this_folders_last_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`status` after it asked for Google's credentials instead of showing the run before."""
+    before = LastCommand(("cloud=local",), run="q-1")
+    save_last_command(before, Path.cwd())
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such.json")
+    assert main.run(["up", "--yes", *TRAINER, "cloud=gcp", "cloud.project=my-project-412345"]) == 2
+    assert "GOOGLE_APPLICATION_CREDENTIALS names /no/such.json" in capsys.readouterr().err
+    assert load_last_command(Path.cwd()) == before
 
 
 def test_plan_of_a_sweep_needs_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
