@@ -129,7 +129,7 @@ def _setup_failed(observation: Observation) -> Verdict | None:
         table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(observation.devices))
         if odd and observation.devices.count(usual) > len(odd):
             return Verdict(
-                VerdictKind.UNHEALTHY_HOST, (f"{_worker_list(odd)} has different devices than the rest", table), odd[0]
+                VerdictKind.UNHEALTHY_HOST, (workers_and("has different devices than the rest", odd), table), odd[0]
             )
         return Verdict(VerdictKind.DEVICE_MISMATCH, (observation.setup_error or table,))
     if observation.wrong_devices:
@@ -244,7 +244,7 @@ def _workers_silent(observation: Observation) -> Verdict | None:
 def _workers_lost(observation: Observation, away: tuple[int, ...]) -> Verdict:
     silence = min(observation.workers[i].silent_seconds for i in away)
     why = {observation.workers[i].ssh_error for i in away if observation.workers[i].ssh_error}
-    message = (f"{_worker_list(away)} has not responded for {silence:.0f} s", *sorted(why))
+    message = (workers_and(f"has not responded for {silence:.0f} s", away), *sorted(why))
     return Verdict(VerdictKind.WORKER_LOST, message, away[0], away, len(away) == len(observation.workers))
 
 
@@ -331,8 +331,15 @@ def _exit_description(end: WorkerStatus) -> str:
     return f"its program exited with {code_text(end.code)}" if end.code is not None else end.error
 
 
-def _worker_list(workers: Sequence[int]) -> str:
-    return f"worker {', '.join(map(str, workers))}"
+PLURALS = {"was": "were", "has": "have"}
+
+
+def workers_and(verb: str, workers: Sequence[int]) -> str:
+    """Return `worker 3 was`, `workers 0, 3 were`. verb: what one of them did, `was …`, `has …` or in the past."""
+    if len(workers) == 1:
+        return f"worker {workers[0]} {verb}"
+    first, _, rest = verb.partition(" ")
+    return f"workers {', '.join(map(str, workers))} {PLURALS.get(first, first)} {rest}"
 
 
 def _state_text(state: str, **others: str) -> str:

@@ -24,7 +24,7 @@ from controller.reconcile import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdog_note
 from controller.recovery import responses
-from controller.recovery.diagnosis import diagnose
+from controller.recovery.diagnosis import diagnose, workers_and
 from controller.recovery.responses import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, code_text
 from controller.recovery.watches import log_excerpt
 from controller.resources.pod.node import Node
@@ -246,7 +246,7 @@ class RecoveryExecutor:
         for worker in sorted(ends):
             if worker != verdict.worker and ends[worker]["code"] != 0:
                 others[_exit_description(ends[worker])].append(worker)
-        after = [f"worker {', '.join(map(str, who))} {how} after it" for how, who in others.items()]
+        after = [workers_and(f"{how} after it", who) for how, who in others.items()]
         end = ends[verdict.worker]
         first = f"{verdict.kind.label}: worker {verdict.worker} {_exit_description(end)}; it failed first"
         together = verdict.kind is VerdictKind.CORRUPTION  # all workers exit, whichever is at fault

@@ -8,7 +8,7 @@ import yaml
 
 from conf.schema.run_sections import Recovery
 from controller.core.errors import ProgramFailedError, WrongDevicesError
-from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
+from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose, workers_and
 from controller.recovery.recover import RecoveryExecutor, innermost_frame
 from controller.recovery.responses import (
     GIVE_UP,
@@ -236,3 +236,19 @@ def test_the_worker_that_the_program_names_is_to_blame(log: str, worker: int | N
     ends = tuple(WorkerStatus(ended=True, code=5, ended_at=10.0, log_tail=f"step 12\n{log}\n") for _ in range(3))
     found = diagnose(Observation(PodStatus(), ends, exit_codes=TRAINER_EXIT_CODES))
     assert (found.kind, found.worker, found.evidence) == (VerdictKind.CORRUPTION, worker, words)
+
+
+@pytest.mark.parametrize(
+    ("verb", "one", "several"),
+    [
+        (
+            "has not responded for 30 s",
+            "worker 2 has not responded for 30 s",
+            "workers 0, 2 have not responded for 30 s",
+        ),
+        ("was lost after it", "worker 2 was lost after it", "workers 0, 2 were lost after it"),
+        ("exited with code 1", "worker 2 exited with code 1", "workers 0, 2 exited with code 1"),
+    ],
+)
+def test_one_worker_is_one_and_several_are_several(verb: str, one: str, several: str) -> None:
+    assert (workers_and(verb, [2]), workers_and(verb, (0, 2))) == (one, several)
