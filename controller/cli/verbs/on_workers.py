@@ -37,12 +37,14 @@ TextWriter = Callable[[str], object]
 def run_exec(command: Command) -> int:
     """`slipway exec -- COMMAND`: run a command on one worker or all at once, and exit with its exit code.
 
-    A single word is a line for the worker's shell; several are a command and its arguments, passed unchanged.
+    It runs where `ssh` does: in the environment of the run, once it was launched. A single word is a line for the
+    worker's shell; several are a command and its arguments, passed unchanged.
     """
     if not command.remainder:
         raise ConfigError("exec: needs a command after --, such as slipway exec --worker all -- nproc")
-    shell = command.remainder[0] if len(command.remainder) == 1 else shlex.join(command.remainder)
+    line = command.remainder[0] if len(command.remainder) == 1 else shlex.join(command.remainder)
     with open_session(command.options) as session:
+        shell = shell_command(session.plan.run_id, line)
         with command.options.showing("connecting to the workers"):
             fleet = session.authorized_fleet()
         if command.flags.worker != "all" and not command.flags.json:
@@ -127,23 +129,23 @@ def run_ssh(command: Command) -> int:
     with open_session(command.options) as session:
         worker = session.parse_worker(command.flags.worker)
         on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        line = shell_command(session.plan.run_id, command.remainder, on_terminal=on_terminal)
+        line = shell_command(session.plan.run_id, shlex.join(command.remainder), on_terminal=on_terminal)
         with command.options.showing(f"connecting to worker {worker}"):
             link = session.authorized_fleet().ssh_connection(worker)
         return open_shell(link, line)
 
 
-def shell_command(run_id: str, words: tuple[str, ...], *, on_terminal: bool) -> str:
+def shell_command(run_id: str, line: str, *, on_terminal: bool = False) -> str:
     """Return the shell command that enters the run's folder with the environment of its program, once it was launched.
 
     Args:
         run_id: run whose environment it is; the agent writes it to `shell.sh` at each launch.
-        words: command to run there; empty: an interactive shell, or one that reads commands from a pipe.
+        line: what the shell does there; empty: it is interactive, or reads commands from a pipe.
         on_terminal: whether the shell has a terminal.
     """
     source = f'f="$HOME/.slipway/runs/"{shlex.quote(run_id)}/shell.sh; '
-    if words:
-        return f'{source}[ -r "$f" ] && . "$f"; {shlex.join(words)}'
+    if line:
+        return f'{source}[ -r "$f" ] && . "$f"; {line}'
     if on_terminal:
         return f'{source}[ -r "$f" ] && exec bash --rcfile "$f" -i; exec "${{SHELL:-/bin/sh}}" -l'
     return f'{source}[ -r "$f" ] && . "$f"; exec "${{SHELL:-/bin/sh}}"'

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -340,7 +341,7 @@ SHOW = ("sh", "-c", 'echo "$PEERS|$SLIPWAY_WORKER|$QUOTED|${TOKEN-none}|$PWD|$(c
 
 
 def enter(run: ProgramRun, *words: str) -> str:
-    line = shell_command(run.run_id, words, on_terminal=False)
+    line = shell_command(run.run_id, shlex.join(words))
     home = {"HOME": str(run.worker.home), "PATH": "/usr/bin:/bin"}
     return subprocess.run(["sh", "-c", line], env=home, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -83,7 +83,7 @@ def test_a_command_runs_on_all_workers_and_says_who_said_what(here) -> None:
 
 
 def test_one_worker_prints_as_it_is_and_in_json(here) -> None:
-    words = ["--worker", "2", "--", "echo $TPU_WORKER_ID; echo err >&2; exit 5"]
+    words = ["--worker", "2", "--", "echo $SLIPWAY_WORKER; [ -r hello.txt ] && echo err >&2; exit 5"]
     assert main.run(["exec", *words]) == 5
     out, err = here.readouterr()
     assert out == "2\n"
