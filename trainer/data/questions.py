@@ -147,7 +147,7 @@ class QuestionSet:
         longest = max(len(question.prompt_tokens) for question in questions)
         if longest > self._max_prompt_length:
             raise RunFileError(
-                f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self._max_prompt_length}"
+                f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self._max_prompt_length}; raise it"
             )
         return questions
 

@@ -132,7 +132,8 @@ class TasksetEnvironment:
             prompt = [{"role": "user", "content": data["prompt"] or ""}]
             prompt = data["prompt"] if isinstance(data["prompt"], list) else prompt
             system = [{"role": "system", "content": data["system_prompt"]}] if data["system_prompt"] else []
-            rows.append({"prompt": [*system, *prompt], "answer": data.get("answer"), "task": data})
+            told = {name: data.get(name) for name in ("answer", "solution")}
+            rows.append({"prompt": [*system, *prompt], **told, "task": data})
         return rows
 
     def _answer_requests(self) -> None:

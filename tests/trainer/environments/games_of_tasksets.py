@@ -8,8 +8,12 @@ from tools_of_tasksets import SumTools
 __all__ = ["SumTaskset"]
 
 
+CALL = '<tool_call>{{"name": "bash", "arguments": {{"command": "expr {} + {} | tee sum.txt"}}}}</tool_call>'
+
+
 class SumData(vf.TaskData):
     answer: str
+    solution: str
 
 
 class SumTaskConfig(vf.TaskConfig):
@@ -48,6 +52,7 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
     def load(self) -> Iterator[SumTask]:
         number = self.config.first
         while self.config.forever or number < self.config.first + 4:
-            data = SumData(prompt=f"What is {number}+{number + 1}?", answer=str(2 * number + 1))
+            answer, worked = str(2 * number + 1), CALL.format(number, number + 1)
+            data = SumData(prompt=f"What is {number}+{number + 1}?", answer=answer, solution=worked + answer)
             yield SumTask(data, self.config.task)
             number += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from conf.schema.training.loop_parts import Environment
 from conf.schema.training.run_yaml import RunFileError
+from controller import api
 from tests.groups import load_group
 from trainer.environments import verifiers_box
 from trainer.environments.pool import EnvironmentPool
@@ -68,11 +70,13 @@ def row() -> dict[str, Any]:
 
 def test_rows_are_the_tasks_that_the_options_choose() -> None:
     environment = load_environment(GAMES, SPLITS)
-    train, test = (map(to_question, rows) for rows in (environment.get_dataset(), environment.build_eval_dataset()))
+    splits = (environment.get_dataset(), environment.build_eval_dataset())
+    train, test = ([*map(to_question, rows)] for rows in splits)
     assert [(row["question"], row["answer"]) for row in train] == [
         (f"What is {n}+{n + 1}?", str(2 * n + 1)) for n in range(6, 10)
     ]
     assert [row["answer"] for row in test] == ["201"]
+    assert train[0]["solution"].endswith('tee sum.txt"}}</tool_call>13')
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -225,3 +229,55 @@ def test_a_public_taskset_of_the_registry_runs_as_it_is(
     assert episode.step("[g]") == ("", True)
     assert episode.reward() == 1
     assert episode.metrics()["num_turns"] == 2
+
+
+SUMS = """# @package _global_
+defaults:
+  - override /cloud: here
+  - override /data: verifiers
+  - override /model: tiny
+  - override /loop: grpo
+  - override /optimizer: adamw
+
+cloud: {backend: cpu}
+run: {name: sums}
+model: {vocab_size: 260, num_layers: 1, dim: 32, mlp_dim: 64, attention_pattern: L, sliding_window: 16}
+loop:
+  steps: 2
+  prompts_per_step: 2
+  group_size: 2
+  max_prompt_length: 1024
+  max_new_tokens: 192
+  sampler: {stop: ["</tool_call>"], chunk: 32}
+  environment:
+    name: "verifiers:games_of_tasksets"
+    options: {agent: {harness: {edit: false}}}
+    max_turns: 3
+    max_turn_tokens: 128
+    workers: 2
+    timeout_seconds: 300
+    wall_seconds: 600
+  warm_start_steps: 1
+  eval_interval: 2
+  eval_prompts: 2
+  test_prompts: null
+checkpoint: {save_interval: 2}
+logging: {log_interval: 1}
+"""
+
+
+def test_grpo_in_a_harness_whose_programs_run_in_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command: an update of a warm start, whose worked answers call the tool, and two of GRPO."""
+    (own := tmp_path / "slipway" / "experiment").mkdir(parents=True)
+    (own / "sums.yaml").write_text(SUMS)
+    for name in (GAMES, "tools_of_tasksets"):
+        shutil.copy(Path(__file__).with_name(f"{name}.py"), own.parent)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    assert api.up("+experiment=sums")["state"] == "finished"
+    [metrics] = (tmp_path / "home" / "here" / "store").rglob("metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    updates = [line for line in lines if "loss" in line]
+    assert [line["phase"] for line in updates] == ["warm_start", "grpo", "grpo"]
+    assert [line["environment_failed"] for line in updates[1:]] == [0.0, 0.0]
+    assert min(line["environment_num_turns"] for line in updates[1:]) >= 1
