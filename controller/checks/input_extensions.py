@@ -19,6 +19,7 @@ from controller.inputs.modules import (
     Use,
     absent_imports,
     evaluations,
+    meant_module,
     module_files,
     module_folders,
     on_search_path,
@@ -113,15 +114,19 @@ def _absent_packages(config: Config, uses: list[Use], files: Mapping[str, Path])
     if not of_machine and config.env.packages != "lock":
         return
     lacking = "this machine has no such package" if of_machine else "env.packages=lock does not install it"
-    told = dict[str, str]()
+    told = dict[tuple[str, str], str]()
     for use in uses:
         relative = use.reference.partition(":")[0].replace(".", "/")
         for name in (f"{relative}.py", f"{relative}/__init__.py"):
-            for words in absent_imports(files[name], files, locked=not of_machine) if name in files else ():
-                told.setdefault(words, use.key)
-    for words, key in told.items():
-        cure = "" if of_machine else "; name it in env.requirements, with env.packages=requirements"
-        yield Issue(f"{words}, and {lacking}{cure}", key)
+            for absent in absent_imports(files[name], files, locked=not of_machine) if name in files else ():
+                told.setdefault(absent, use.key)
+    for (words, module), key in told.items():
+        meant = meant_module(module, files)
+        if " lies outside of " in meant:
+            yield Issue(f"{words}, and {meant}", key)
+            continue
+        cure = "" if of_machine else "name it in env.requirements, with env.packages=requirements"
+        yield Issue("; ".join(filter(None, [f"{words}, and {lacking}", meant, cure])), key)
 
 
 def _may_be_installed(use: Use, config: Config, files: Mapping[str, Path]) -> bool:

@@ -112,7 +112,7 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
             lock = config.env.packages == "lock"
             lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
-            for absent in absent_imports(file, modules_in(imports_begin), locked=lock):
+            for absent, _ in absent_imports(file, modules_in(imports_begin), locked=lock):
                 yield Issue(f"{absent}, and {lacking}", words.key, "warning")
 
 

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from controller.core.text import nearest_names
-from controller.inputs.modules import DEFAULT_FOLDER, OURS, lock_text, locked_packages
+from controller.inputs.modules import OURS, lock_text, locked_packages, meant_module
 
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -128,16 +128,16 @@ class _Finder:
         if rest and {f"{inside}.py", f"{inside}/__init__.py"} & self.files.keys():
             raise DefinitionError(f"no module {module}: the folders of code.modules are no packages; use {rest}:NAME")
         known = top in OURS or top in sys.stdlib_module_names or top in locked_packages()
-        names = sorted(name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in self.files)
+        meant = meant_module(module, self.files).replace("?", ":NAME?")
         absent = f"no module {module} in the folders of code.modules"
         if not known and not self.installed:
-            there = f"modules there: {', '.join(names)}" if names else "there are none"
-            raise DefinitionError(f"{absent}, which are shipped; {_meant_module(module, names) or there}")
+            names = ", ".join(sorted(name.removesuffix(".py") for name in self.files))
+            there = f"modules there: {names}" if names else "there are none"
+            raise DefinitionError(f"{absent}, which are shipped; {meant or there}")
         spec = None if top == "__main__" else importlib.util.find_spec(top)
         if spec is None and known and not self.installed:
             return None  # in the lock, and not on a laptop that only launches
         if spec is None:
-            meant = _meant_module(module, names)
             raise DefinitionError(f"{absent}; {meant}" if meant else f"{absent}, and no package {top} is installed")
         if not rest:
             return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
@@ -208,16 +208,6 @@ class _Finder:
             for alias in node.names:
                 if alias.name not in {*known, "*"} and not self._is_own(f"{target}.{alias.name}"):
                     raise DefinitionError(f"{path}, line {node.lineno}: {target} defines no {alias.name}")
-
-
-def _meant_module(module: str, names: Sequence[str]) -> str:
-    """Return which of the names of modules was meant, or where else its file lies; empty if nobody knows."""
-    stem = module.removesuffix(".py").lower()
-    for name in names:
-        if stem.rpartition(".")[2] == name.lower().rpartition(".")[2]:
-            return f"did you mean {name}:NAME?"
-    file = Path(f"{module.removesuffix('.py').replace('.', '/')}.py")
-    return f"{file} lies outside of them; move it to {DEFAULT_FOLDER}/" if file.is_file() else ""
 
 
 def _target(node: ast.ImportFrom, module: str, path: Path) -> str:

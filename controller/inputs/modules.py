@@ -4,10 +4,11 @@ Nothing is imported here: modules may need JAX, which the controller does not lo
 """
 
 import ast
+import difflib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,8 +182,25 @@ def shipped_modules(config: Config, folder: Path) -> dict[str, Path]:
     }
 
 
-def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> Iterator[str]:
-    """Yield each package that a module of the user's own imports and the workers lack, with file and line.
+def meant_module(module: str, files: Iterable[str]) -> str:
+    """Return which module was meant by a name that none has, or where else its file lies; empty if nobody knows.
+
+    files: names of the files of `code.modules`, relative to its folders.
+    """
+    stem = module.removesuffix(".py").lower()
+    names = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in sorted(files)}
+    same = [name for name in names if stem.rpartition(".")[2] == name.lower().rpartition(".")[2]]
+    outside = module.removesuffix(".py").replace(".", "/")
+    if not same:
+        is_file = Path(f"{outside}.py").is_file()
+        if is_file or any(Path(outside).glob("*.py")):
+            return f"{outside}{'.py' if is_file else '/'} lies outside of code.modules; move it to {DEFAULT_FOLDER}/"
+    near = same or difflib.get_close_matches(stem, [*names, *locked_packages()], n=1, cutoff=0.8)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> Iterator[tuple[str, str]]:
+    """Yield each package that a module of the user's own imports and the workers lack: the line's words, its name.
 
     Only what is imported in any case: at the top level of the module, and of further ones of the user's own.
 
@@ -211,7 +229,7 @@ def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> It
                 if own or top in known or any(name.startswith(f"{top}/") for name in files):
                     continue
                 if locked or not is_importable(top):
-                    yield f"{path}, line {node.lineno}: imports {top}"
+                    yield f"{path}, line {node.lineno}: imports {top}", top
 
 
 def is_importable(module: str) -> bool:

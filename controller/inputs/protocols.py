@@ -33,6 +33,8 @@ LITERALS: Mapping[type[ast.expr], type] = {
     **{ast.List: list, ast.ListComp: list, ast.Tuple: tuple, ast.Set: set, ast.SetComp: set},
     **{ast.Dict: dict, ast.DictComp: dict, ast.JoinedStr: str, ast.GeneratorExp: GeneratorType},
 }
+OF_TEXTS = frozenset({"format", "join", "strip", "lower", "upper", "replace"})
+"""Methods of a text that return one."""
 OF_TRL = frozenset({"prompts", "completions"})
 """Names of what TRL gives its reward functions: lists. https://huggingface.co/docs/trl/grpo_trainer."""
 OF_ANSWER = frozenset({"answer", "label", "target", "ground_truth", "solution", "reference", "gold"})
@@ -163,13 +165,32 @@ def _function_problem(node: ast.FunctionDef | ast.AsyncFunctionDef, wanted: Any,
     if not any(value is not None for value in returned):
         ends = isinstance(node.body[-1], ast.Raise | ast.With | ast.Try | ast.While | ast.Match)
         return "" if ends else f"returns nothing; it must return {_words(wanted)}"
-    for value in returned:
-        literal = NoneType if value is None else _literal(value)
+    for value, literal in [(value, kind) for value in returned for kind in _outcomes(value, node)]:
         if literal is not None and not _fits(literal, wanted):
             line = node.lineno if value is None else value.lineno
             shown = "nothing" if literal is NoneType else f"a {literal.__name__}"
             return f"returns {shown} in line {line}; it must return {_words(wanted)}"
     return ""
+
+
+def _outcomes(value: ast.expr | None, function: FUNCTION) -> list[type | None]:
+    """Return the type of each branch of what a function returns; None for one that is not known."""
+    match value:
+        case None:
+            return [NoneType]
+        case ast.IfExp(body=body, orelse=orelse):
+            return [*_outcomes(body, function), *_outcomes(orelse, function)]
+        case ast.BoolOp(values=[*_, last]):
+            return _outcomes(last, function)
+        case ast.Name(id=name) if name not in {getattr(each, "arg", "") for each in ast.walk(function.args)}:
+            own = [*_own_nodes(function)]
+            named = [each for each in own if isinstance(each, ast.Name) and each.id == name]
+            stored = [each for each in named if not isinstance(each.ctx, ast.Load)]
+            plain = [each.value for each in own if isinstance(each, ast.Assign) and each.targets[0] in stored]
+            kinds = {*map(_literal, plain)}
+            return [*kinds] if len(kinds) == 1 and len(plain) == len(stored) else []
+        case _:
+            return [_literal(value)]
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -241,6 +262,11 @@ def _literal(node: ast.expr | None) -> type | None:
         return type(node.value) if node.value is not ... else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return BUILTINS.get(node.func.id)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # "{}".format(…), ", ".join(…)
+        return str if _literal(node.func.value) is str and node.func.attr in OF_TEXTS else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mod):
+        parts = [node.left] if isinstance(node.op, ast.Mod) else [node.left, node.right]
+        return str if str in map(_literal, parts) else None
     return LITERALS.get(type(node)) if node is not None else None
 
 

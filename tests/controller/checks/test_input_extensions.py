@@ -62,11 +62,12 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
     ("overrides", "said"),
     [
         ([*GRPO, r"loop.rewards={my_rewards\:brief: 1.0}"], "extension: loop.rewards: reward my_rewards:brief: no"),
+        ([*GRPO, r"loop.rewards={my_rewards\:brief: 1.0}"], "code.modules; did you mean my_reward:NAME?"),
         ([*GRPO, r"loop.rewards={my_reward\:breif: 1.0}"], "it defines brief"),
         ([*GRPO, r"loop.rewards={my_reward.py\:brief: 1.0}"], "code.modules; did you mean my_reward:NAME?"),
         ([*GRPO, r"loop.rewards={My_Loss\:f: 1.0}"], "code.modules; did you mean sub.my_loss:NAME?"),
         ([*GRPO, r"loop.rewards={My_Loss\:f: 1.0}", "env.packages=lock"], "shipped; did you mean sub.my_loss:NAME?"),
-        ([*GRPO, r"loop.rewards={lab.mine\:f: 1.0}"], "lab/mine.py lies outside of them; move it to slipway/"),
+        ([*GRPO, r"loop.rewards={lab.mine\:f: 1.0}"], "lab/mine.py lies outside of code.modules; move it to slipway/"),
         ([*GRPO, r"loop.rewards={random\:random: 1.0}"], "reward random:random takes (), but is called as (response, "),
         ([*GRPO, r"loop.rewards={math\:sqr: 1.0}"], "reward math:sqr: the module has no sqr; it has "),
         ([*OWN, "code.modules=[nowhere]"], "modules: code.modules: there is no folder"),
@@ -267,6 +268,11 @@ def test_a_method_is_told_once(folder: Path) -> None:
         ("import json, nosuch.inner\n", LOCKED, "line 1: imports nosuch, and env.packages=lock does not install it;"),
         ("from pytest import raises\n", LOCKED, "line 1: imports pytest, and env.packages=lock does not install it;"),
         ("import helper\n", EMULATED, "helper.py, line 2: imports nosuchpkg, and this machine has"),
+        ("import outside\n", EMULATED, "line 1: imports outside, and outside.py lies outside of code.modules; move it to"),
+        ("from parts.a import b\n", LOCKED, "imports parts, and parts/ lies outside of code.modules; move it to slipway/"),
+        ("import numpyy\n", EMULATED, "imports numpyy, and this machine has no such package; did you mean numpy?"),
+        ("import numpyy\n", LOCKED, "imports numpyy, and env.packages=lock does not install it; did you mean numpy?"),
+        ("import helpr\n", EMULATED, "imports helpr, and this machine has no such package; did you mean helper?"),
         ("import __main__\n", EMULATED, ""),
         ("import yaml, jax.numpy as jnp, PIL, helper.x, os.path\nfrom helper import x\n", LOCKED, ""),
         ("try:\n    import nosuchpkg\nexcept ImportError:\n    pass\n", EMULATED, ""),
@@ -275,6 +281,9 @@ def test_a_method_is_told_once(folder: Path) -> None:
 )
 def test_what_modules_import_is_on_the_workers(code: str, overrides: list[str], said: str, folder: Path) -> None:
     """Where the packages of the workers are known."""
+    Path("outside.py").touch()
+    Path("parts").mkdir()
+    Path("parts/a.py").touch()
     Path("r.txt").write_text("whatever\n")
     (folder / "mine.py").write_text(code + CLOSE)
     if "helper.x" in code:
