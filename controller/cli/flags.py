@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from controller.cli.values import ABOVE_0, COUNT, Number, ports
 from controller.core.errors import ConfigError
 
 GROUPS = {
@@ -79,7 +80,7 @@ HELP = _flag("-h --help", "show this page", action="store_true")
 
 WHERE = _flag("--where", "filter, such as metrics.loss<0.5", "condition", action="append", default=[], metavar="COND")
 SORT = _flag("--sort", "sort key, such as metrics.accuracy_after; largest last", "word", metavar="KEY")
-LAST = _flag("--last", "keep only the last N runs", "number", type=int, metavar="N")
+LAST = _flag("--last", "keep only the last N runs", "number", type=COUNT, metavar="N")
 REFRESH = _flag("--refresh", "also read the bucket, for runs from other machines", action="store_true")
 RUN_SELECTION = (
     _flag("runs", "IDs of runs, or NAMEs: their latest runs (default: the last sweep or run)", "run", nargs="*",
@@ -93,15 +94,21 @@ RUN_SELECTION = (
 CHECKPOINT = (
     *RUN,
     _flag("--best", "the best checkpoint, by checkpoint.best (default: the latest)", action="store_true"),
-    _flag("--step", "the checkpoint of step N", "number", type=int, metavar="N"),
+    _flag("--step", "the checkpoint of step N", "number", type=Number(int, 0), metavar="N"),
     _flag("--tokenizer", "tokenizer.json, if the run's folder has none", "file", metavar="FILE"),
 )
 """Flags that select weights of a run."""
 SAMPLING = (
-    _flag("--temperature", "0: greedy (default: the run's)", "number", type=float, metavar="T"),
-    _flag("--top-k", "sample from the K likeliest tokens", "number", type=int, metavar="K"),
-    _flag("--top-p", "sample from the likeliest tokens of probability P", "number", type=float, metavar="P"),
-    _flag("--max-new-tokens", "tokens of a response (default: the run's)", "number", type=int, metavar="N"),
+    _flag("--temperature", "0: greedy (default: the run's)", "number", type=Number(float, 0), metavar="T"),
+    _flag("--top-k", "sample from the K likeliest tokens", "number", type=COUNT, metavar="K"),
+    _flag(
+        "--top-p",
+        "sample from the likeliest tokens of probability P",
+        "number",
+        type=Number(float, 0, 1, opens=True),
+        metavar="P",
+    ),
+    _flag("--max-new-tokens", "tokens of a response (default: the run's)", "number", type=COUNT, metavar="N"),
     _flag("--seed", "random seed of the samples (default: 0)", "number", type=int, metavar="N"),
     _flag("--dtype", "dtype to compute in (default: the run's)", choices=["float32", "bfloat16"]),
 )
@@ -175,7 +182,8 @@ VERBS: dict[str, Verb] = {
     "capacity": Verb(
         "show where requests for pods were granted lately, after what wait, and how long the pods lived", "look",
         "capacity.md", ("capacity", "capacity --days 1 --refresh"),
-        (_flag("--days", "how far to look back (default: 7)", "number", type=float, default=7.0, metavar="N"),
+        (_flag("--days", "how far to look back (default: 7)", "number",
+               type=Number(float, 0, 3650, opens=True), default=7.0, metavar="N"),
          _flag("--refresh", "also read the bucket, for requests from other machines", action="store_true")),
     ),
     "report": Verb(
@@ -199,16 +207,16 @@ VERBS: dict[str, Verb] = {
         "show the curves of runs or of a sweep in TensorBoard, from the bucket", "look", "report.md",
         ("tensorboard --sweep quickstart", "tensorboard --port 6007 --where state=running"),
         (*RUN_SELECTION,
-         _flag("--port", "local port (default: 6006)", "number", type=int, default=6006, metavar="N")),
+         _flag("--port", "local port (default: 6006)", "number", type=Number(int, 0, 65535), default=6006, metavar="N")),
     ),
     "logs": Verb(
         "print the program's output", "look", "recovery.md",
         ("logs", "logs quickstart -f --tail 20", "logs --worker all --follow", "logs --worker 0,2 --attempt 1",
          f"logs --worker 3 --follow {FLAGSHIP}"),
         (*RUN, _flag("--worker", "worker numbers such as 3 or 0,2, or all (default: 0)", default="0", metavar="N|all"),
-         _flag("--attempt", "attempt number (default: the latest)", "number", type=int, metavar="N"),
+         _flag("--attempt", "attempt number (default: the latest)", "number", type=COUNT, metavar="N"),
          _flag("-f --follow", "keep printing until the program ends", action="store_true"),
-         _flag("-n --tail", "begin with the last N lines", "number", type=int, metavar="N")),
+         _flag("-n --tail", "begin with the last N lines", "number", type=Number(int, 0), metavar="N")),
     ),
     "get": Verb(
         "download results, checkpoints and logs of a run", "look", "cli.md",
@@ -226,7 +234,7 @@ VERBS: dict[str, Verb] = {
     ),
     "forward": Verb(
         "forward a local port to a worker", "look", "access.md", ("forward 8888", "forward 6006:6007"),
-        (*RUN, WORKER, _flag("port", "local port, and the worker's port if different", metavar="PORT[:REMOTE]")),
+        (*RUN, WORKER, _flag("port", "local port, and the worker's port if different", type=ports, metavar="PORT[:REMOTE]")),
     ),
     "verify": Verb(
         "compare code, packages, config, data, chips, network of workers", "look", "access.md", ("verify",), RUN,
@@ -250,7 +258,7 @@ VERBS: dict[str, Verb] = {
                             metavar="TEXT"),
          _flag("--prompts", "prompts, one JSON object per line", "file", metavar="FILE"),
          _flag("--column", "key of the prompt in --prompts (default: prompt)", default="prompt", metavar="KEY"),
-         _flag("-n --samples", "samples per prompt (default: 1)", "number", type=int, default=1, metavar="N"),
+         _flag("-n --samples", "samples per prompt (default: 1)", "number", type=COUNT, default=1, metavar="N"),
          _flag("--out", "write JSON lines to a file", "file", metavar="FILE"),
          _flag("--raw", "continue the prompts as they are, without the run's wording", action="store_true"),
          *SAMPLING),
@@ -277,15 +285,15 @@ VERBS: dict[str, Verb] = {
         "look for what would stop a run: login, rights, policies, quota, images, SSH, licenses; with cures", "setup",
         "troubleshooting.md", ("doctor cloud=mine tpu=mine", f"doctor {QUICKSTART} cloud=mine tpu=mine"),
         (_flag("--days", "age in days of Slipway's own tables, images and locks from which it warns (default: 180)",
-               "number", type=float, default=180.0, metavar="N"),),
+               "number", type=ABOVE_0, default=180.0, metavar="N"),),
     ),
     "witness": Verb(
         "try everything once on your project, a preemption included; record, delete and compare it", "setup",
         "witness.md", ("witness cloud=mine", "witness --max-dollars 2 --minutes 20 --plane tpu_api cloud=mine"),
-        (YES, _flag("--max-dollars", "dollars to spend at most, at the list price (default: 5)", "number", type=float,
+        (YES, _flag("--max-dollars", "dollars to spend at most, at the list price (default: 5)", "number", type=ABOVE_0,
                     default=5.0, metavar="USD"),
          _flag("--minutes", "minutes on each plane before the clean-up begins at the latest (default: 60)", "number",
-               type=float, default=60.0, metavar="N"),
+               type=ABOVE_0, default=60.0, metavar="N"),
          _flag("--plane", "API that makes the pod (default: both, one after the other)", "word", default="both",
                choices=("both", "tpu_api", "compute_engine"), metavar="PLANE"),
          _flag("-o --output", "folder of the recording (default: witness-DATE-TIME)", "file", metavar="FOLDER")),
@@ -336,9 +344,18 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError on a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        takes = re.fullmatch(r"argument (\S+): expected (\d+) arguments", message)
-        said = f"{takes[1].partition('/')[0]}: takes {takes[2]} words" if takes else message
-        raise ConfigError(f"{said}; see {self.prog} --help")
+        found = re.match(r"argument (\S+): ", message)
+        flag, said = (f"{found[1].partition('/')[0]}: ", message[found.end() :]) if found else ("", message)
+        if takes := re.fullmatch(r"expected (\w+) arguments?", said):
+            said = f"takes {takes[1]} word{'s' * (takes[1] != 'one')}"
+        elif wrong := re.fullmatch(r"invalid \w+ value: (.*)", said):
+            said = f"must be a whole number, not {wrong[1]}"
+        elif wrong := re.fullmatch(r"invalid choice: (.+) \(choose from (.*)\)", said):
+            said = f"unknown choice {wrong[1]}; choices: {wrong[2].replace(chr(39), '')}"
+        elif needed := re.fullmatch(r"the following arguments are required: (\w+)", said):
+            choices = next((each.choices for each in self._actions if each.dest == needed[1]), None)
+            said = f"needs {' or '.join(each for each in choices or needed[1:] if each != COMPLETION_QUERY)}"
+        raise ConfigError(f"{flag}{said}; see {self.prog} --help")
 
 
 def parser(verb: str) -> Parser:

@@ -105,9 +105,6 @@ OTHER_FLAGS = {
     ),
     **dict.fromkeys(("--format", "--output-format", "-ojson"), "--json prints one JSON document"),
     **dict.fromkeys(("--time", "-t", "--timeout", "--walltime"), "a limit is set with budget.max_hours=HOURS"),
-    **dict.fromkeys(("--lr", "--learning-rate", "--learning_rate"), "a value is set with key=value: optimizer.lr=3e-4"),
-    **dict.fromkeys(("--steps", "--max-steps", "--max_steps"), "a value is set with key=value: loop.steps=300"),
-    **dict.fromkeys(("--seed", "--random-seed"), "a value is set with key=value: run.seed=1"),
     **dict.fromkeys(
         ("--workdir", "--cwd", "-C", "--chdir"),
         "Slipway ships the repository of the current folder; change into it first",
@@ -125,6 +122,8 @@ OTHER_FLAGS = {
     **dict.fromkeys(("--sweep-id", "--grid"), "a sweep is `slipway -m key=a,b`, and is named with --sweep ID"),
 }
 """Flags of other tools, and what does it here."""
+WORKER = re.compile(r"(?:worker-?)?(\d{1,4})")
+"""Ways to write the number of a worker."""
 KEY = r"[A-Za-z_]\w*(?:[./]\w+)*"
 
 
@@ -186,7 +185,8 @@ def _problem_of_value(words: Sequence[str]) -> str:
     if not found or (found[2] != "=" and "." not in found[1] and found[1] not in config_groups(Path.cwd() / "slipway")):
         return ""
     sign = "+" if found[1] == "experiment" else ""
-    return f"{found[0]!r} is not how a value is set; did you mean {sign}{found[1]}={found[3]}?"
+    key = found[1] if _is_key(found[1]) else _key_called(found[1]) or found[1]
+    return f"{found[0]!r} is not how a value is set; did you mean {sign}{key}={found[3]}?"
 
 
 def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], flags: Sequence[Flag]) -> ConfigError:
@@ -203,29 +203,31 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
         behind = arguments[arguments.index(word) + 1 :][:1]
         value = value or next((each for each in behind if not each.startswith("-")), "…")
         near = difflib.get_close_matches(flag, names, n=1, cutoff=0.65)
-        key = _key_of_flag(flag)
-        hint = f"did you mean {near[0]}?" if near else f"did you mean {key}={value}?" if key else ""
+        key = _key_called(flag)
+        hint = f"did you mean {key}={value}?" if key else f"did you mean {near[0]}?" if near else ""
         problems.append(f"{verb}: has no {flag}; {hint or 'flags: ' + ', '.join(names)}")
     if not problems:
         takes = [flag.names[0] for flag in flags if not flag.names[0].startswith("-")]
-        hint = f"takes {len(takes)} word{'s' * (len(takes) > 1)} at most" if takes else "takes no words, but flags"
+        hint = (
+            f"takes {len(takes)} word{'s' * (len(takes) > 1)} at most" if takes else f"takes flags: {', '.join(names)}"
+        )
+        if worker := WORKER.fullmatch(unknown[0]) if "--worker" in names else None:
+            return ConfigError(f"{verb}: {unknown[0]!r} is too much; did you mean --worker {worker[1]}?")
         if verb in ("exec", "ssh"):
-            return ConfigError(f"{verb}: a command goes after --: slipway exec RUN -- {' '.join(unknown)}")
+            return ConfigError(f"{verb}: a command goes after --: slipway exec {arguments[0]} -- {' '.join(unknown)}")
+        before = arguments[max(arguments.index(unknown[0]) - 1, 0)].rstrip(":")
+        if key := _key_called(before):
+            return ConfigError(f"{verb}: {before!r} is no name of a run; did you mean {key}={unknown[0]}?")
         problems = [f"{verb}: {_wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]
     called = "slipway" if verb == "up" else f"slipway {verb}"
     return ConfigError([f"{problem}; see {called} --help" for problem in problems])
 
 
-def _key_of_flag(flag: str) -> str:
-    """Return the key of the config that has the name of a flag; empty if none, or several, have it."""
-    from conf.schema.foreign_keys import FOREIGN
-    from conf.schema.problems import find_keys
+def _key_called(word: str) -> str:
+    """Return the key of the config that a flag or a word without a section means; empty if none does."""
+    from controller.config.refusals import keys_called
 
-    name = flag.lstrip("-").replace("-", "_")
-    found = find_keys(name) or [
-        each for each in [FOREIGN.get(name, "")] if each and "=" not in each and " " not in each
-    ]
-    return found[0] if found else ""
+    return next((key for key in keys_called(word.lstrip("-").replace("-", "_")) if " " not in key), "")
 
 
 def _wrong_word(word: str) -> str:
@@ -234,6 +236,11 @@ def _wrong_word(word: str) -> str:
 
     key, equals, value = word.partition("=")
     plain = key.lstrip("+~")
+    if "://" in word:
+        run = next((part for part in word.split("/") if RUN_ID.search(part)), "")
+        return f"{word} is an address; name the run: {run or 'its id, which `slipway runs` lists'}"
+    if (pair := re.fullmatch(rf"({KEY}):(\S+)", word)) and (meant := _key_called(pair[1])):
+        return f"{word!r} is not how a value is set; did you mean {meant}={pair[2]}?"
     if equals:
         return malformed_key(plain, value) or f"{key!r} is no key; write key=value without spaces around ="
     if re.search(r"\.ya?ml$", word, re.IGNORECASE):
@@ -275,6 +282,8 @@ def name_runs(flags: Namespace, state: Callable[[], Path], verb: str = "") -> No
         raise ConfigError(f"{named!r} and --run {flags.run} are two runs: give one of them")
     word = named or flags.run
     if "path" in known:  # `get` says itself that a run comes before a path
+        if "://" in (word or ""):
+            raise ConfigError(_wrong_word(word))
         flags.run = (_latest(word, state) or word) if word else None
         return
     if word and "sweep" in known and not RUN_ID.search(word) and _is_sweep(word, state):
@@ -304,7 +313,9 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
     near = difflib.get_close_matches(word, {str(row.get("name")) for row in index.load_rows(state())}, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     hint = f"did you mean +experiment={word}? " if word in _experiments() else hint
-    hint = hint if hint or verb not in ("exec", "ssh") else f"a command stands behind --: {verb} -- {word}; "
+    if verb in ("exec", "ssh") and not hint:
+        worker = WORKER.fullmatch(word)
+        hint = f"did you mean --worker {worker[1]}? " if worker else f"a command stands behind --: {verb} -- {word}; "
     raise ConfigError(
         f"no run has the id or name {word!r} on this machine; {hint}`slipway runs` lists them, with --refresh those of "
         "other machines too"

@@ -114,9 +114,6 @@ def _first_line(error: BaseException) -> str:
 
 def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, Sequence[str]]) -> str:
     """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
-    from conf.schema.foreign_keys import FOREIGN
-    from conf.schema.problems import find_keys
-    from conf.schema.text_keys import types_at
     from controller.config.own_defaults import wrong_name
 
     key, equals, value = override.lstrip("+~").partition("=")
@@ -124,13 +121,7 @@ def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, S
     if "." in group or not equals:
         return ""
     if group not in choices:
-        name = key.replace("/", ".")
-        foreign = FOREIGN.get(name, "").partition("=")[0]
-        if "." in name and types_at((*name.split("."),)):
-            foreign = name
-        section, _, rest = name.partition("_")
-        below = [each for each in find_keys(rest) if section in each.split(".")]
-        if meant := [foreign] if foreign else find_keys(key) or below:
+        if meant := keys_called(key):
             return f"{key}: unknown group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
         near = difflib.get_close_matches(key, choices, n=1)
         hint = f"did you mean {near[0]}=…? " if near else ""
@@ -139,6 +130,20 @@ def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, S
     if name in choices[group] or (value.startswith("[") and at):
         return ""
     return f"{key}: {wrong_name(group, name, extra_dir, choices)}"
+
+
+def keys_called(name: str) -> list[str]:
+    """Return the dotted keys that a word without a section means: `lr`, `wandb_entity`, `loop/steps`, `max_steps`."""
+    from conf.schema.foreign_keys import FOREIGN
+    from conf.schema.problems import find_keys
+    from conf.schema.text_keys import types_at
+
+    dotted = name.replace("/", ".")
+    if "." in dotted:
+        return [dotted] if types_at((*dotted.split("."),)) else []
+    foreign = FOREIGN.get(name, "").partition("=")[0]
+    section, _, rest = name.partition("_")
+    return [foreign] if foreign else find_keys(name) or [key for key in find_keys(rest) if section in key.split(".")]
 
 
 def _parse_error(override: str) -> Exception | None:

@@ -13,7 +13,7 @@ from conf.as_of import all_facts
 from conf.strict_json import dumps
 from controller.checks.preflight import Answer, examine_cloud, examine_config, examine_plan
 from controller.connect import open_context, opening_message, project_of, require_pods
-from controller.core.errors import ConfigError, SlipwayError
+from controller.core.errors import SlipwayError
 from controller.core.finding import Finding
 from controller.core.text import plural, width_of, wrap
 from controller.plan.build import build_plan
@@ -38,8 +38,6 @@ def run_doctor(command: Command) -> int:
     Returns 2 if something stops `up`, 1 if something could not be looked at, else 0.
     """
     options, days = command.options, command.flags.days
-    if not 0 < days < float("inf"):
-        raise ConfigError(f"--days: {days:g}; it must be above 0")
     config = options.cloud_config()
     require_pods(config)
     with options.showing(opening_message(config)) as doing, open_context(config) as (context, _):

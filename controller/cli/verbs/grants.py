@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from conf.strict_json import dumps
 from controller.cli.verbs.runs import keep_lines
-from controller.core.errors import ConfigError
 from controller.core.text import fit_table, format_duration, plural, width_of, wrap
 from controller.resources.pod.capacity_log import (
     GRANTED,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from controller.cli.main import Command
 
 DAY = 24 * 3600.0
-MAX_DAYS = 3650
 SLOTS = 28
 """Characters of a picture."""
 LEGEND = "█ granted  ▄ some granted  × refused  · no request"
@@ -37,8 +35,6 @@ LEGEND = "█ granted  ▄ some granted  × refused  · no request"
 
 def run_capacity(command: Command) -> int:
     days, state = command.flags.days, command.options.state_dir
-    if not 0 < days <= MAX_DAYS:
-        raise ConfigError(f"--days: {days:g}; it must be above 0 and at most {MAX_DAYS}")
     now, damaged = time.time(), list[int]()
     if command.flags.refresh:
         from controller.config.run_yaml import bucket_name

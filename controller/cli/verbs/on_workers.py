@@ -153,7 +153,7 @@ def shell_command(run_id: str, line: str, *, on_terminal: bool = False) -> str:
 
 def run_forward(command: Command) -> int:
     """`slipway forward PORT[:REMOTE]`: reach a port of a worker at 127.0.0.1:PORT until Ctrl-C."""
-    port, remote = parse_ports(command.flags.port)
+    port, remote = command.flags.port
     with open_session(command.options) as session:
         worker = session.parse_worker(command.flags.worker)
         with command.options.showing(f"connecting to worker {worker}"):
@@ -172,20 +172,6 @@ def run_forward(command: Command) -> int:
         finally:
             forward.close()
     return 0
-
-
-def parse_ports(text: str) -> tuple[int, int]:
-    """Parse `8888` or `9999:8888` as (local port, worker's port). Raises ConfigError if it is neither."""
-    local, colon, remote = text.partition(":")
-    try:
-        found = int(local), int(remote if colon else local)
-    except ValueError:
-        found = (-1, -1)
-    if not (0 <= found[0] < 1 << 16 and 0 < found[1] < 1 << 16):
-        raise ConfigError(
-            f"invalid port {text!r}; use 8888, or 9999:8888 for local port 9999 and port 8888 of the worker"
-        )
-    return found
 
 
 COLUMNS = ("code", "packages", "config", "data", "chips", "devices", "reaches worker 0", "disk")

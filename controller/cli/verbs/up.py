@@ -268,8 +268,6 @@ def run_witness(command: Command) -> int:
     from controller.witness.play import Witness
 
     usd, minutes, is_json = command.flags.max_dollars, command.flags.minutes, command.flags.json
-    if usd <= 0 or minutes <= 0:
-        raise ConfigError("--max-dollars and --minutes: must be above 0")
     witness = Witness(
         command.options,
         Limits(usd, minutes),

@@ -268,8 +268,16 @@ def test_a_method_is_told_once(folder: Path) -> None:
         ("import json, nosuch.inner\n", LOCKED, "line 1: imports nosuch, and env.packages=lock does not install it;"),
         ("from pytest import raises\n", LOCKED, "line 1: imports pytest, and env.packages=lock does not install it;"),
         ("import helper\n", EMULATED, "helper.py, line 2: imports nosuchpkg, and this machine has"),
-        ("import outside\n", EMULATED, "line 1: imports outside, and outside.py lies outside of code.modules; move it to"),
-        ("from parts.a import b\n", LOCKED, "imports parts, and parts/ lies outside of code.modules; move it to slipway/"),
+        (
+            "import outside\n",
+            EMULATED,
+            "line 1: imports outside, and outside.py lies outside of code.modules; move it to",
+        ),
+        (
+            "from parts.a import b\n",
+            LOCKED,
+            "imports parts, and parts/ lies outside of code.modules; move it to slipway/",
+        ),
         ("import numpyy\n", EMULATED, "imports numpyy, and this machine has no such package; did you mean numpy?"),
         ("import numpyy\n", LOCKED, "imports numpyy, and env.packages=lock does not install it; did you mean numpy?"),
         ("import helpr\n", EMULATED, "imports helpr, and this machine has no such package; did you mean helper?"),

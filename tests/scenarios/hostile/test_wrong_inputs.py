@@ -105,7 +105,14 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--experiment=quickstart"], "plan: has no --experiment; an experiment is chosen with +experi"),
         (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
         (["runs", "--diff", "quickstart-aaaa1111"], "--diff: takes 2 words; see slipway runs --help"),
-        (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),
+        (["localcloud", "explode"], "action: unknown choice 'explode'; choices: start, stop, w"),
+        (["localcloud"], "needs start or stop or wipe or env or requests; see slipway localcloud --help"),
+        (["runs", "--last", "0"], "--last: must be a whole number of at least 1, not '0'"),
+        (["generate", "--top-p", "2"], "--top-p: must be a number above 0 and at most 1, not '2'"),
+        (["generate", "--seed", "x"], "--seed: must be a whole number, not 'x'; see slipway generate --help"),
+        (["forward", "8080", "demo"], "PORT[:REMOTE]: invalid port 'demo'; use 8888, or 9999:8888 for local port 9"),
+        (["forward", "demo", "8080:"], "PORT[:REMOTE]: invalid port '8080:'; use 8888"),
+        (["logs", "--worker"], "--worker: takes one word; see slipway logs --help"),
     ],
 )
 def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], typed: list[str], words: str) -> None:

@@ -134,4 +134,4 @@ def test_it_refuses_to_cost_more_than_allowed_before_anything_is_made(slipway: S
     assert slipway.mutations() == []
     assert not Path("recorded").exists()
     code, _, err = witness(slipway, "--max-dollars", "0")
-    assert (code, "--max-dollars and --minutes: must be above 0" in err) == (2, True)
+    assert (code, "--max-dollars: must be a number above 0, not '0'" in err) == (2, True)

@@ -254,7 +254,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "quota" in capsys.readouterr().out
     for days in ("0", "-1", "nan", "inf"):
         assert main.run(["capacity", "--days", days]) == 2
-        assert f"--days: {days}; it must be above 0 and at most 3650" in capsys.readouterr().err
+        assert f"--days: must be a number above 0 and at most 3650, not '{days}'" in capsys.readouterr().err
 
 
 class Answering(Loopback, BaseHTTPRequestHandler):
