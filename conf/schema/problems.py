@@ -188,6 +188,10 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if choices and len(types) == 1 and not isinstance(given, dict | list):
         return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
     said = f"{'each ' if path != whole else ''}must be {expected(types)}, not {shown}"
+    parts = given if isinstance(given, list) else re.split(r"[\s;|]+", given.strip()) if isinstance(given, str) else []
+    is_scalar = path == whole and path[0] != "sweep" and types[0] in (str, int, float)
+    if len(parts) > 1 and is_scalar and all(repaired(types[0], part) is not None for part in parts):
+        return f"{said}; several values, of a sweep (-m), are written {key}={','.join(map(str, parts))}"
     unit = path[-1].rpartition("_")[2]
     if isinstance(given, str) and given[:1].isdigit() and unit in UNITS:
         return f"{said}; write the number alone, in {unit.upper() if unit[-1] == 'b' else unit}"
@@ -317,7 +321,10 @@ def _wrong_name(path: list[str], error: Any) -> ConfigProblem:
     if error["type"] in MISTYPED:
         kind = expected([*_types_of_names(path[:-1])])
         return ConfigProblem(section, f"{escape_line(repr(name))} cannot be a name here, which must be {kind}")
-    return ConfigProblem(section, f"{escape_line(repr(name))} cannot be a name here: {_said(error)}")
+    said = _said(error)
+    return ConfigProblem(
+        section, said if repr(name) in said else f"{escape_line(repr(name))} cannot be a name here: {said}"
+    )
 
 
 def _types_of_names(path: list[str]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ TPUs that should be free are free.
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from difflib import get_close_matches
 
 from conf.schema.config import Config
 from conf.schema.topology import is_near, subnet_range, tpu_type_table
@@ -93,15 +94,24 @@ def grant_has_not_ended(config: Config, context: Context) -> Iterator[Issue]:
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning", of_pods=True)
 def zone_has_type(config: Config) -> Iterator[Issue]:
     """Each generation, and its flex-start, is available in some zones only. The table may be too old to list a zone:
-    then Google knows better, so this is a warning. Of its own zones, the emulated cloud knows all.
+    then Google knows better, so this is a warning; of a region without a range of addresses in conf/regions.yaml, it is
+    an error until network.cidr sets one. Of its own zones, the emulated cloud knows all.
     """
     topology, flex = config.topology, "flex_start" in config.tpu.capacity
     zones = ", ".join(topology.zones)
-    for zone in config.tpu.all_zones if topology.zones else ():
+    for zone in config.tpu.all_zones:
         key, known = zone_key(config, zone), is_known_zone(zone)
+        region = zone.rpartition("-")[0]
+        lacks_range = (config.network.cidr, config.network.mode) == (None, "custom") and not subnet_range(region)
+        if not topology.zones and not lacks_range:
+            continue
         if not known:
-            message = f"slipway does not know {zone} (conf/tpu_types.yaml); zones with {topology.generation}: {zones}"
-            yield Issue(message, key, "warning")
+            near = get_close_matches(zone, topology.zones, n=1, cutoff=0.8)
+            message = f"slipway does not know {zone} (conf/tpu_types.yaml); "
+            message += f"did you mean {near[0]}? " if near else ""
+            message += f"zones with {topology.generation}: {zones}"
+            message += f"; if {region} is new, set network.cidr too, e.g. 10.80.0.0/20" if lacks_range else ""
+            yield Issue(message, key, "error" if lacks_range else "warning")
         elif zone not in topology.zones:
             message = f"{zone} has no {topology.generation}; zones that have it: {zones}"
             yield Issue(message, key, "error" if config.cloud.kind == "local" else "warning")
@@ -164,14 +174,6 @@ def disk_is_writable(config: Config) -> Iterator[Issue]:
             f"a writable disk attaches to one VM only, and {config.tpu.accelerator_type} has "
             f"{config.topology.workers}; set it to null and write to the bucket"
         )
-
-
-@check("subnet_range", "error", "network.cidr", of_pods=True)
-def subnet_has_a_range(config: Config) -> Iterator[Issue]:
-    """A new subnet needs an IP range; conf/regions.yaml has one for each region it lists."""
-    unknown = [region for region in config.regions if subnet_range(region) is None]
-    if unknown and config.network.cidr is None and config.network.mode == "custom":
-        yield Issue(f"conf/regions.yaml has no range for {', '.join(unknown)}; set one, e.g. 10.80.0.0/20")
 
 
 @check("subnet_overlap", "error", "network.cidr", of_pods=True)

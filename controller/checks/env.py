@@ -244,7 +244,7 @@ def _lacks_package(plan: Plan, venv: Venv, name: str) -> str:
 def no_secrets_in_variables(config: Config) -> Iterator[Issue]:
     """`env.vars` is recorded in the bucket, in plan.yaml. `env.secrets` is never recorded."""
     for name in config.env.vars:
-        if SECRET_NAME.search(name):
+        if SECRET_NAME.search(name) and not config.env.secrets.get(name):  # then `variable_twice` tells it
             message = (
                 f"looks like a secret and would be recorded; export it in your shell and use env.secrets.{name}=env"
             )
@@ -265,8 +265,9 @@ def nothing_looks_like_a_secret(config: Config) -> Iterator[Issue]:
     cure = "looks like a token, which would be recorded; set env.secrets.NAME=env and read the variable NAME"
     kept = _secrets_here(config).values()
     for key, text in iter_strings(config.model_dump(mode="json"), ""):
-        if any(value in text for value in kept):
-            continue  # `secret_value` tells it
+        of_secret = key.startswith("env.vars.") and SECRET_NAME.search(key.removeprefix("env.vars."))
+        if of_secret or any(value in text for value in kept):
+            continue  # `secret_in_vars` or `secret_value` tells it
         has_password = key.startswith(("env.vars.", "program.")) and PASSWORD.search(text)
         if SECRET_TEXT.search(text) or has_password:
             yield Issue(cure.replace("a token", "a password") if has_password else cure, key)
@@ -323,7 +324,8 @@ def variables_are_set_once(config: Config) -> Iterator[Issue]:
     """A secret overrides a variable of the same name."""
     for name in config.env.vars:
         if config.env.secrets.get(name):
-            yield Issue(f"{name} is also in env.vars; remove one of them", f"env.secrets.{name}")
+            given = f"env.secrets.{name}={config.env.secrets[name]} passes yours on"
+            yield Issue(f"{given}; leave this out, or set env.secrets.{name}=null", f"env.vars.{name}")
 
 
 @check("variable_reserved", "error", "env.vars.NAME")

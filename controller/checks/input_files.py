@@ -19,6 +19,8 @@ from controller.gcp.google_errors import ForbiddenError, NotFoundError
 from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
 
 BUCKET = "gs://"
+MISSING = "???"
+"""What stands for a value that is still to be given, in Hydra's files."""
 BUILT_IN_TOKENIZERS = ("bytes", "characters")
 WEIGHTS = "model.weights"
 FOLDERS = (WEIGHTS, "loop.teacher.weights", "model.lora.adapter")
@@ -53,12 +55,13 @@ def sources(config: Config) -> Iterator[Source]:
         return
     for name in ("path", "validation_path", "eval_path", "tokenizer"):
         value = getattr(config.data, name, None)
-        if value and value not in BUILT_IN_TOKENIZERS:
+        if value and value not in (*BUILT_IN_TOKENIZERS, MISSING):
             yield Source(f"data.{name}", value)
     model, teacher = config.model, getattr(config.loop, "teacher", None)
     folders = (getattr(model, "weights", None), getattr(teacher, "weights", None))
     adapter = getattr(getattr(model, "lora", None), "adapter", None)
-    yield from (Source(key, value) for key, value in zip(FOLDERS, (*folders, adapter), strict=True) if value)
+    named = zip(FOLDERS, (*folders, adapter), strict=True)
+    yield from (Source(key, value) for key, value in named if value and value != MISSING)
 
 
 @check("file_absent", "error", "data.NAME", *FOLDERS)

@@ -11,6 +11,7 @@ from typing import Any
 from conf.schema.cloud import ANYWHERE, IAP_RANGE, permissions_of_role, predefined_roles
 from conf.schema.config import Config
 from conf.schema.topology import is_near
+from controller.checks.input_files import MISSING
 from controller.config.run_yaml import bucket_name
 from controller.context import Context
 from controller.core.finding import Issue, Severity, check
@@ -32,8 +33,6 @@ PLACEHOLDER = re.compile(
     r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)(?!-\d)|<[A-Z_-]+>", re.I
 )
 """`my-project-412345` is none: Google proposes such IDs for new projects."""
-MISSING = "???"
-"""What stands for a value that is still to be given, in Hydra's files."""
 TRAINING = ("data.", "model.", "loop.", "optimizer.")
 """Sections whose texts may be prose."""
 EXAMPLE_NAMES = ("alpine-aspect-459819-m4", "nanochat-training-data-2026", "trm-scaling-study-kellen")
@@ -49,7 +48,7 @@ def no_placeholders(config: Config) -> Iterator[Issue]:
             continue  # the name of a variable, which may be MY_TOKEN
         if key.startswith(TRAINING):
             if text == MISSING:
-                yield Issue(f"{MISSING!r} is no value: set one", key)
+                yield Issue(f"{MISSING!r} is no value: set one, as {key}=…", key)
         elif found := PLACEHOLDER.search(text):
             yield Issue(f"{found[0]!r} in {text!r} is a placeholder; set the real value", key)
         elif name := next((name for name in EXAMPLE_NAMES if name in text), None):

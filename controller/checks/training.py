@@ -121,7 +121,8 @@ def data_are_reachable(config: Config) -> Iterator[Issue]:
         if problem := address_problem(value, key, what, config.data.kind):
             yield Issue(problem.message, key, None if problem.certain else "warning")
         elif _is_only_here(config, value):
-            yield Issue(how_to_ship(value, key, what), key, "warning")
+            made_there = value.startswith("/") or config.program.setup  # by an image or a command, perhaps
+            yield Issue(how_to_ship(value, key, what), key, "warning" if made_there else None)
 
 
 def _is_only_here(config: Config, value: str) -> bool:

@@ -207,7 +207,8 @@ VERBS: dict[str, Verb] = {
         "show the curves of runs or of a sweep in TensorBoard, from the bucket", "look", "report.md",
         ("tensorboard --sweep quickstart", "tensorboard --port 6007 --where state=running"),
         (*RUN_SELECTION,
-         _flag("--port", "local port (default: 6006)", "number", type=Number(int, 0, 65535), default=6006, metavar="N")),
+         _flag("--port", "local port (default: 6006)", "number", type=Number(int, 0, 65535), default=6006,
+               metavar="N")),
     ),
     "logs": Verb(
         "print the program's output", "look", "recovery.md",
@@ -234,7 +235,8 @@ VERBS: dict[str, Verb] = {
     ),
     "forward": Verb(
         "forward a local port to a worker", "look", "access.md", ("forward 8888", "forward 6006:6007"),
-        (*RUN, WORKER, _flag("port", "local port, and the worker's port if different", type=ports, metavar="PORT[:REMOTE]")),
+        (*RUN, WORKER,
+         _flag("port", "local port, and the worker's port if different", type=ports, metavar="PORT[:REMOTE]")),
     ),
     "verify": Verb(
         "compare code, packages, config, data, chips, network of workers", "look", "access.md", ("verify",), RUN,

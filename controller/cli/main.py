@@ -162,6 +162,8 @@ def with_program(command: Command) -> Command:
     )
     overrides = program.overrides(command.overrides)
     _note(f"({shlex.join(word for word in overrides if word not in command.overrides)})")  # those may hold a secret
+    if any(word.startswith("+experiment=") for word in overrides):
+        _note("note: the program takes the place of the experiment's loop, model, data and optimizer")
     if not any(word.startswith((*PACKAGE_KEYS, "+experiment=")) for word in overrides):
         _note(
             "note: no uv.lock, requirements.txt or pyproject.toml here: the workers get Slipway's own packages, with "

@@ -42,7 +42,13 @@ def explained(
 def several_values(key: str, value: str) -> str:
     if is_secret(key):
         return hidden(key, "has several values, which are not shown")
-    return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
+    from conf.schema.forms import expected
+    from conf.schema.text_keys import types_at
+
+    types = types_at((*key.split("."),))
+    cure = "an interval is for sweep.search, with -m" if "interval(" in value else "for a sweep add -m"
+    listed = f", for a list write '{key}=[{value}]'" if not types or expected(types).startswith("a list") else ""
+    return f"{key}: {value!r} is several values; {cure}{listed}"
 
 
 def require_lone_functions(key: str, value: Any) -> None:

@@ -66,18 +66,21 @@ def address_problem(value: str, key: str, what: What, kind: str) -> Problem | No
     return format_problem(value, kind)
 
 
-def how_to_ship(value: str, key: str, what: What) -> str:
-    """Return how to get what a path of this machine names to the workers."""
-    path = Path(value).expanduser()
+def how_to_ship(given: str, key: str, what: What) -> str:
+    """Return how to get what a path of this machine names, or the nearest that is there, to the workers."""
+    value = given
+    path, absent = Path(value).expanduser(), ""
+    if not path_exists(path) and not set(value) & set("*?["):
+        siblings = {each.name for each in path.parent.iterdir()} if path.parent.is_dir() else set[str]()
+        near = nearest_names(path.name, siblings)
+        absent = f", nor here; {path.parent} has {near or 'nothing'}"
+        name = near.partition(", ")[0]
+        value = value.removesuffix(path.name) + name if name else "FILE"
     if what == "weights":
         asset = f"assets.models.mine.path={value} {key}=assets://mine"
     else:
         asset = f"assets.datasets.mine.path={value} {key}=assets://mine/{value.rstrip('/').rpartition('/')[2]}"
-    if path_exists(path) or set(value) & set("*?["):
-        return f"{value} does not exist on the workers; make it an asset: {asset}"
-    siblings = {each.name for each in path.parent.iterdir()} if path.parent.is_dir() else set[str]()
-    near = nearest_names(path.name, siblings) or "nothing"
-    return f"{value} does not exist on the workers, nor here; {path.parent} has {near}; write one that does, or gs://…"
+    return f"{given} does not exist on the workers{absent}; make {'one' if absent else 'it'} an asset: {asset}"
 
 
 def _scheme_problem(value: str, found: re.Match[str], key: str, what: What) -> str:

@@ -165,7 +165,7 @@ def _function_problem(node: ast.FunctionDef | ast.AsyncFunctionDef, wanted: Any,
     if not any(value is not None for value in returned):
         ends = isinstance(node.body[-1], ast.Raise | ast.With | ast.Try | ast.While | ast.Match)
         return "" if ends else f"returns nothing; it must return {_words(wanted)}"
-    for value, literal in [(value, kind) for value in returned for kind in _outcomes(value, node)]:
+    for value, literal in [(each, kind) for each in returned for kind in _outcomes(each, node)]:
         if literal is not None and not _fits(literal, wanted):
             line = node.lineno if value is None else value.lineno
             shown = "nothing" if literal is NoneType else f"a {literal.__name__}"

@@ -35,6 +35,7 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": lambda value, wanted: value <= wanted,
     "~": lambda value, wanted: str(wanted) in str(value),
 }
+STATES = ("running", "finished", "failed", "cancelled")
 PLAIN_COLUMNS = ("run", "program", "state", "created", "seconds", "type", "attempts", "usd")
 """Displayed columns, before metrics and overrides."""
 OPTIONAL_COLUMNS = ("program", "usd", "seconds")
@@ -177,6 +178,8 @@ def _parse_condition(condition: str, keys: Set[str] | None) -> Callable[[RunRow]
             "the condition, since a shell takes < and > for itself"
         )
     key, judge, wanted = match["key"], OPERATORS[match["sign"]], _parse_number(match["value"])
+    if key == "state" and match["sign"] in ("=", "!=") and wanted not in STATES:
+        raise ConfigError(f"--where {condition}: there is no state {wanted!r}; states: {', '.join(STATES)}")
     _check_key(f"--where {condition}", key, keys)
     if match["sign"] in ("<", ">", "<=", ">=") and isinstance(wanted, str) and key.startswith(NUMBERS):
         raise ConfigError(f"--where {condition}: {key} is a number, and {wanted!r} is none")

@@ -35,7 +35,7 @@ from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.run_weights import with_resolved_weights
 from controller.run.estimate import estimate_run, with_interval
-from controller.sweep.grid import SearchSpace, Variant, apply_launcher, expand_grid, split_overrides
+from controller.sweep.grid import SearchSpace, Variant, apply_launcher, expand_grid, placed, split_overrides
 
 
 @dataclass(frozen=True)
@@ -133,16 +133,16 @@ class JobBuilder:
             findings = tuple(f for f in preflight(config) if f.check != "sweep_unused") if config else ()
             errors = [f for f in findings if f.severity == "error"]
             if config is None or problems or errors:
-                raise ConfigError([f"{variant.title}: {problem}" for problem in [*problems, *errors]])
+                raise ConfigError([f"{variant.prefix}{problem}" for problem in [*problems, *errors]])
             if num_sampler_pods(config):
                 raise ConfigError(
-                    f"{variant.title}: loop.sampler.pods: a sweep rents no further pods for its runs; use 0, or "
+                    f"{variant.prefix}loop.sampler.pods: a sweep rents no further pods for its runs; use 0, or "
                     "loop.sampler.workers"
                 )
             try:
                 config = with_resolved_weights(config)
             except ConfigError as error:
-                raise ConfigError([f"{variant.title}: {problem}" for problem in error.problems]) from None
+                raise ConfigError([f"{variant.prefix}{problem}" for problem in error.problems]) from None
             yield SweepJob(variant, config, self.build_plan(config).run_id, findings)
 
     def build_plan(self, config: Config) -> Plan:
@@ -176,8 +176,11 @@ def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
         essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
         return SweepDefinition(base, (), folder, essential, space)
     jobs: dict[str, SweepJob] = {}
-    for job in JobBuilder(folder).build_jobs(expand_grid(overrides, base.sweep, folder)):
-        jobs.setdefault(job.run_id, job)  # of equal runs the first names them
+    try:
+        for job in JobBuilder(folder).build_jobs(expand_grid(overrides, base.sweep, folder)):
+            jobs.setdefault(job.run_id, job)  # of equal runs the first names them
+    except ConfigError as error:
+        raise ConfigError([placed(problem, base.sweep, overrides, folder) for problem in error.problems]) from None
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:
         raise ConfigError(

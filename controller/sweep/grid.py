@@ -9,6 +9,7 @@ https://hydra.cc/docs/plugins/joblib_launcher/
 """
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from conf.schema.run_sections import Sweep
 from controller.config.compose import config_groups, normalize_override
+from controller.config.own_files import where_set
 from controller.config.refusals import range_values, require_lone_functions, unparsable
 from controller.config.texts import quote_numbers, unquoted
 from controller.core.errors import ConfigError
@@ -31,7 +33,13 @@ class Variant:
 
     @property
     def title(self) -> str:
-        return " ".join(filter(None, [self.case, *self.own_overrides])) or "(no overrides)"
+        return self.prefix.removesuffix(": ") or "(no overrides)"
+
+    @property
+    def prefix(self) -> str:
+        """Return how a problem of this run begins; empty if it is the only one."""
+        words = " ".join(filter(None, [self.case, *self.own_overrides]))
+        return words and f"{words}: "
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,17 @@ def rounding_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:
                     f"rounding; without it: {before}"
                 )
     return notes
+
+
+def placed(problem: object, sweep: Sweep, overrides: Sequence[str], folder: Path) -> str:
+    """Return a problem with the place in the user's file of the first key of `sweep.params` that it is about."""
+    said = str(problem)
+    for key in (key for key in sweep.params if re.search(rf"(^|: ){re.escape(key)}\b", said)):
+        if place := where_set(f"sweep.params.{key}", folder / "slipway", overrides):
+            if f"{key}: unknown group" in said:
+                said = f"sweep.params.{re.sub(r'=[^ ?]*', '', said)}"
+            return f"{said} ({place})"
+    return said
 
 
 def _with_params(overrides: Sequence[str], sweep: Sweep) -> list[str]:

@@ -312,7 +312,7 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
         builder=builder,
         board=board,
         base_config=session.definition.base_config,
-        pods=min(session.definition.sweep.pods, max(1, session.remaining)),
+        pods=session.pods,
     )
     try:
         with live_board(board, clock):

@@ -155,6 +155,11 @@ class SweepSession:
             return max(0, search.trials - ended)
         return sum(job.run_id not in self.finished_runs for job in self.definition.jobs)
 
+    @property
+    def pods(self) -> int:
+        """Return the number of pods that have a run to do."""
+        return min(self.definition.sweep.pods, max(1, self.remaining))
+
     def cautions(self) -> list[str]:
         """Return why runs that are left are not expected to finish; of a search, what its own config says."""
         if self.definition.space is not None:
@@ -189,7 +194,7 @@ class SweepSession:
         """Estimate duration and cost of the remaining runs."""
         now = self.context.clock.now()
         left = [job.config for job in self.definition.jobs if job.run_id not in self.finished_runs]
-        base, pods = self.definition.base_config, self.definition.sweep.pods
+        base, pods = self.definition.base_config, self.pods
         words = (self.definition.fixed_words, self.definition.swept_keys)
         return estimate(base, self.remaining, pods, self.context.state_dir, now, left, words)
 
@@ -228,9 +233,10 @@ class SweepSession:
             cost = f"{usd}; per pod {price}; limit per run: {max_cost(base, price)}"
         else:
             cost = "none: " + ("this machine" if base.cloud.kind == "here" else "the cloud is emulated on this machine")
+        spare = f" (of sweep.pods={sweep.pods}; the others would have no run)" if self.pods < sweep.pods else ""
         lines = [
             f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} remaining",
-            f"pods     {plural(sweep.pods, 'pod')} of {tpu}; on failure: {sweep.on_failure}",
+            f"pods     {plural(self.pods, 'pod')} of {tpu}{spare}; on failure: {sweep.on_failure}",
         ]
         lines = [*lines, f"time     {hours} ({guess.why})", f"cost     {cost}"] if self.remaining else lines[:1]
         return [lines[0], *self._hypothesis_lines(), *lines[1:]]

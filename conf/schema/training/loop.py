@@ -100,7 +100,10 @@ REWARDS = ("answer_match", "answer_match_lenient", "boxed", "boxed_lenient", "bo
 def _known_reward(name: str) -> str:
     if name not in REWARDS and not re.fullmatch(PATTERN, name):
         if ":" in name:
-            raise ValueError(f"{name!r} is no module:function: names of Python have letters, digits and _ only")
+            module, _, function = name.partition(":")
+            meant = f"{module.rpartition('/')[2].removesuffix('.py')}:{function}"
+            hint = f"did you mean {meant}? " if re.fullmatch(PATTERN, meant) else ""
+            raise ValueError(f"{name!r} is no module:function; {hint}names of Python have letters, digits and _ only")
         raise ValueError(f"unknown reward {name!r}; choices: {', '.join(REWARDS)}, module:function")
     return name
 

@@ -71,7 +71,7 @@ def run_plan(command: Command) -> int:
             document = {
                 "sweep": definition.id,
                 "runs": runs,
-                "pods": definition.sweep.pods,
+                "pods": session.pods,
                 "left_out": dict(code.left_out),
                 "notes": notes,
             }

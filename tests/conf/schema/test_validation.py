@@ -112,6 +112,23 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*COMMAND, "loop.steps=100"],
             "loop.steps: program=command has no loop; pass it to the program, or choose pro",
         ),
+        (
+            [*TINY, "optimizer.lr=[1e-4,3e-4]"],
+            "optimizer.lr: must be a number, not [0.0001, 0.0003]; several values, of a s",
+        ),
+        (
+            [*TINY, "optimizer.lr='1e-4 3e-4'"],
+            "optimizer.lr: must be a number, not '1e-4 3e-4'; several values, of a swe",
+        ),
+        (
+            [*TINY, "run.name=[a,b]"],
+            "run.name: must be text, not ['a', 'b']; several values, of a sweep (-m), are written run",
+        ),
+        ([*TINY, "loop.rewards={accuracy: 1.0}"], "loop.rewards: unknown reward 'accuracy'; choices: answer_match, an"),
+        (
+            [*TINY, r"loop.rewards={slipway/my_reward.py\:brief: 1.0}"],
+            "loop.rewards: 'slipway/my_reward.py:brief' is no module:function; did you mean my_reward:brief? names of",
+        ),
         ([*TINY, "mesh.dp=4"], "mesh.dp: unknown key; did you mean mesh.data?"),
         ([*TINY, "loop.stop=a"], "loop.stop: unknown key; did you mean loop.sampler.stop?"),
         (

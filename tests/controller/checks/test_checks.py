@@ -106,10 +106,11 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*SAMPLER_POD, "cloud=here"], "sampler_pods: error loop.sampler.pods: cloud=here has no pods to"),
         ([*SAMPLER_POD], "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the"),
         ([*SAMPLERS], "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the samples"),
-        ([*LM], "data_path: warning data.path: x does not exist on the workers, nor"),
+        ([*LM], "data_path: error data.path: x does not exist on the workers, nor here; . has "),
+        ([*LM, "program.setup=[[fetch]]"], "data_path: warning data.path: x does not exist on the workers, nor"),
         ([*GRPO, "data.tokenizer=/home/me/tokenizer.json"], "data_path: warning data.tokenizer: /home/me/tokenizer.js"),
         ([*GRPO, "model.weights=/home/me/gemma"], "data_path: warning model.weights: /home/me/gemma does not exist"),
-        ([*GRPO, "model.weights=gemma"], "data_path: warning model.weights: gemma does not exist on the workers, nor"),
+        ([*GRPO, "model.weights=gemma"], "data_path: error model.weights: gemma does not exist on the workers, nor"),
         ([*LM, "data.streams=3"], "streams: error data.streams: 3 streams do not divide the 32 rows of a batch evenly"),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0", "optimizer.schedule.horizon_steps=50"],

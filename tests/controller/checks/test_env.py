@@ -93,7 +93,11 @@ def test_a_word_that_no_program_can_be_given() -> None:
         (["env.secrets.X=env:KEY"], "secret: error env.secrets.X: the environment variable KEY is not set"),
         (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: no file at /nowhere"),
         (["env.vars.WANDB_API_KEY=x", "env.secrets.WANDB_API_KEY=null"], "secret_in_vars: warning env.vars.WANDB_API"),
-        (["env.vars.NETRC=x"], "variable_twice: error env.secrets.NETRC: NETRC is also in env.vars"),
+        (
+            ["env.vars.NETRC=x"],
+            "variable_twice: error env.vars.NETRC: env.secrets.NETRC=env passes yours on; leave this o",
+        ),
+        (["env.vars.HF_TOKEN=hf_abcdefghijklmnopqrstuvwx"], "variable_twice: error env.vars.HF_TOKEN: env.secrets.HF"),
         (["env.vars.SLIPWAY_X=x"], "variable_reserved: error env.vars.SLIPWAY_X: names that start with SLIPWAY_"),
         (["env.vars.M='{assets.models.m}'"], "asset_named: error env.vars.M: {assets.models.m}: no such asset"),
         (

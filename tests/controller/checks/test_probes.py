@@ -249,11 +249,19 @@ TPU_API = ("tpu=v6e_8", "tpu.plane=tpu_api")
     [
         (["tpu.zone=us-central1-b"], "warning tpu.zone: us-central1-b has no v5e; zones that have it: asia-east1-a"),
         (["tpu.zone=us-central1-z"], "warning tpu.zone: slipway does not know us-central1-z (conf/tpu_types.yaml)"),
-        (["tpu.zone=us-moon1-a"], "warning tpu.zone: slipway does not know us-moon1-a"),  # other checks see its region
+        (
+            ["tpu.zone=us-moon1-a"],
+            "error tpu.zone: slipway does not know us-moon1-a (conf/tpu_types.yaml); zones with v",
+        ),
+        (
+            ["tpu.zone=us-west9-a"],
+            "error tpu.zone: slipway does not know us-west9-a (conf/tpu_types.yaml); did you mean ",
+        ),
+        (["tpu.zone=us-moon1-a", "network.cidr=10.9.0.0/20"], "warning tpu.zone: slipway does not know us-moon1-a"),
+        (["tpu.fallback_zones=[us-moon1-a]"], "if us-moon1 is new, set network.cidr too, e.g. 10.80.0.0/20"),
         (["cloud=local", "tpu.zone=us-central1-ai9z"], "warning tpu.zone: slipway does not know us-central1-ai9z"),
         (["tpu.fallback_zones=[us-east5-z]"], "warning tpu.fallback_zones: slipway does not know us-east5-z"),
         (["tpu.fallback_zones=[us-central1-b]"], "warning tpu.fallback_zones: us-central1-b has no v5e"),
-        (["tpu.zone=us-moon1-a"], "error network.cidr: conf/regions.yaml has no range for us-moon1"),
         (
             ["tpu=v6e_8", "tpu.zone=us-east1-d", "tpu.capacity=[spot,flex_start]"],
             "warning tpu.zone: Google names no flex_start of v6e in us-east1-d, so that it may wait in vain; zones "
@@ -328,7 +336,7 @@ def test_nothing_is_said_of_regions_that_fit() -> None:
 @pytest.mark.parametrize(
     ("overrides", "zones", "said"),
     [
-        (["tpu.zone=moon-base1-a"], (), "error network.cidr: conf/regions.yaml has no range for moon-base1"),
+        (["tpu.zone=moon-base1-a"], (), "error tpu.zone: slipway does not know moon-base1-a (conf/tpu_types.yaml)"),
         (["network.cidr=10.9.0.0/20", "cloud.bucket_location=us"], ("us-west4-a",), "error network.cidr: one range ca"),
         ([], ("us-west4-a",), "error cloud.bucket_location: us-central1 does not serve us-west4"),
         (["cloud.bucket_location=us"], ("europe-west4-b",), "error cloud.bucket_location: us does not serve europe-we"),

@@ -156,7 +156,7 @@ def test_composed_together_is_composed_one_by_one() -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_a_named_sweep_of_the_project_has_different_runs() -> None:
+def test_a_named_sweep_of_the_project_has_different_runs(tmp_path: Path) -> None:
     found = define_sweep(["+experiment=quickstart", "sweep=grpo_ablations"], HERE)
     assert len(found.jobs) == len({job.run_id for job in found.jobs}) == 15
     assert found.sweep.pods == 2
@@ -164,6 +164,16 @@ def test_a_named_sweep_of_the_project_has_different_runs() -> None:
     assert (alone.id, alone.sweep.pods, parallel.sweep.pods) == (parallel.id, 1, 4)
     with pytest.raises(ConfigError, match=r"run\.seed=-1: run\.seed: "):
         define_sweep(["+experiment=quickstart", "run.seed=0,-1"], HERE)
+    for line, said in {
+        "lr: 1e-4,3e-4": "sweep.params.lr: unknown group; did you mean optimizer.lr or optimizer.adamw.lr?",
+        "optimizer.lrr: 1,2": "optimizer.lrr=1: optimizer.lrr: unknown key; did you mean optimizer.lr?",
+        "optimizer.lr: 1e-4 3e-4": "of a sweep (-m), are written optimizer.lr=1e-4,3e-4",
+    }.items():
+        (tmp_path / "slipway" / "sweep").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "slipway" / "sweep" / "mine.yaml").write_text(f"params:\n  {line}\n")
+        with pytest.raises(ConfigError) as error:
+            define_sweep(["+experiment=quickstart", "sweep=mine"], tmp_path)
+        assert error.value.problems[0].endswith(f"{said} (slipway/sweep/mine.yaml, line 2)")
     with pytest.raises(ConfigError, match="cloud, tpu and network must be the same in all runs"):
         define_sweep(["+experiment=quickstart", "tpu=v6e_8,v5litepod_16"], HERE)
 
