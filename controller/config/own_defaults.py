@@ -137,6 +137,8 @@ def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> st
     hint = f"~{group} removes it; " if name.lower() == "null" else hint
     if "/" not in name or stem not in groups[group]:
         hint = f"{found}; " if (found := _elsewhere(folder, group, stem, groups)) else hint
+    if group == "model" and "/" in name and stem == name.rpartition("/")[2] and "; " not in hint:
+        hint += f"a model of the Hub is model=hf model.weights=hf://{'/'.join(name.split('/')[-2:])}; "
     shown = [each for each in groups[group] if group != "scale" or not each.startswith("tiny_")]  # `tiny` chooses these
     return f"no {group} named {name!r}; {hint}choices: {', '.join(shown)}"
 

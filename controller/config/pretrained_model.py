@@ -11,6 +11,7 @@ from conf.config_json import UnknownArchitectureError, model_from_config
 from conf.schema.assets import SourceAddress, parse_source
 from conf.schema.problems import ConfigProblem
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, family_switches
+from controller.core.text import nearest_names
 
 if TYPE_CHECKING:
     from conf.chat_template import TokenizerFiles
@@ -40,10 +41,14 @@ def with_hub_weights(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigP
     try:
         address = parse_source(weights)
     except ValueError as error:
-        return data, [ConfigProblem(WEIGHTS_KEY, str(error).removeprefix("source: "))]
+        return data, [ConfigProblem(WEIGHTS_KEY, str(error).removeprefix("source: ") + _meant(weights))]
     if address.kind != "model":
         return data, [
             ConfigProblem(WEIGHTS_KEY, f"{weights} is a data set; name a model, such as hf://Qwen/Qwen3-0.6B")
+        ]
+    if re.search(r"\.(safetensors|gguf|bin|json|pt|pth)$", address.pattern) and "*" not in address.pattern:
+        return data, [
+            ConfigProblem(WEIGHTS_KEY, f"{weights} is a file; name its repository: {HUB}{address.repository}")
         ]
     name = re.sub(r"[^a-z0-9]+", "-", address.repository.partition("/")[2].lower())
     name = re.sub(r"^(?![a-z])", "m-", name.strip("-"))[:63].rstrip("-")  # as the schema wants names
@@ -57,11 +62,46 @@ def with_hub_weights(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigP
     section = section | {"tokenizer": f"assets://{name}/tokenizer.json"}
     try:
         return data | {"data": section | _prompt_keys(section.get("chat_template"), address)}, []
+    except HubFileAbsentError as error:
+        if said := _no_model(weights, address):
+            return data, [ConfigProblem(WEIGHTS_KEY, f"{weights}: {said}")]
+        return data, [ConfigProblem("data.tokenizer", f"is not set, and {weights} has none: {error}")]
     except HubFileError as error:
-        return data, [ConfigProblem("data.tokenizer", f"is not set, and that of {weights} cannot be read: {error}")]
+        return data, [ConfigProblem(WEIGHTS_KEY, f"{weights}: {error}{_meant(weights)}")]
     except ValueError as error:
         message = f"what {weights} says of prompts cannot be used: {error}; set data.tokenizer and data.chat_template"
         return data, [ConfigProblem("data.chat_template", message)]
+
+
+HUB_NAME = re.compile(
+    r"(?:hf:/*|https?://)?(?:(?:www\.)?(?:huggingface|hf)\.co/)?(?:models?/)?(?P<name>(?![.~])[\w.-]+(?:/[\w.-]+)?)"
+    r"(?:(?:[@:]|/(?:tree|blob|resolve)/)(?P<revision>[\w.-]+))?(?:/[^:]*)?",
+    re.IGNORECASE,
+)
+"""Ways to write the name of a repository."""
+
+
+def _meant(weights: str) -> str:
+    """Return how a name of the Hub is written that was probably meant; empty if it is written so, or is none."""
+    found = HUB_NAME.fullmatch(weights)
+    if found is None or weights.startswith(("models/", "model/")):
+        return ""
+    name = found["name"] if "/" in found["name"] else f"OWNER/{found['name']}"
+    revision = f"@{found['revision']}" if found["revision"] not in (None, "main") else ""
+    written = f"{HUB}{name}{revision}"
+    return "" if written == weights else f"; a model of the Hub is {WEIGHTS_KEY}={written}"
+
+
+def _no_model(weights: str, address: SourceAddress) -> str:
+    """Return why a repository is no model that can be read; empty if it may be one. Raises HubFileError."""
+    for name in (FILE, "adapter_config.json"):
+        try:
+            hub_file(address, name)
+        except HubFileAbsentError:
+            continue
+        adapter = f"is an adapter of LoRA: assets.models.a.source={weights} model.lora.adapter=assets://a"
+        return "" if name == FILE else adapter
+    return f"has no {FILE}; name the repository of the model itself, with {FILE} and safetensors, not one of GGUF files"
 
 
 def _prompt_keys(asked: str | None, address: SourceAddress) -> dict[str, Any]:
@@ -184,21 +224,26 @@ def with_pretrained_model(data: dict[str, Any]) -> tuple[dict[str, Any], list[Co
     source = model["config_json"]
     if source is None:
         if "num_layers" not in model and "norm" not in model:
-            return data, [
-                ConfigProblem("model.weights", "set it to a folder of Hugging Face, or set model.config_json")
-            ]
+            said = (
+                "set it to a model of the Hub, such as hf://Qwen/Qwen3-0.6B, or to a folder, or set model.config_json"
+            )
+            return data, [ConfigProblem(WEIGHTS_KEY, said)]
         return data | {"model": family_switches(STAND_IN) | model if "norm" not in model else model}, []
     try:
         described = model_from_config(_read(str(source), data)).model_dump(mode="json")
     except (_UnreadableError, UnknownArchitectureError) as error:
+        if source == model.get("weights"):
+            return data, [ConfigProblem(WEIGHTS_KEY, f"{source}: {error}{_meant(str(source))}")]
         return data, [ConfigProblem(KEY, f"{source}: {error}")]
-    problems = [
-        ConfigProblem(
-            f"model.{key}", f"is {value!r}, and {described[key]!r} in {source}; remove it, as in ~model.{key}"
-        )
-        for key, value in model.items()
-        if key not in FREE_KEYS and key in described and value != described[key]
-    ]
+    other = [key for key in model if key not in FREE_KEYS and key in described and model[key] != described[key]]
+    if len(other) == 1:
+        [key] = other
+        said = f"is {model[key]!r}, and {described[key]!r} in {source}; remove it, as in ~model.{key}"
+        problems = [ConfigProblem(f"model.{key}", said)]
+    elif other:
+        pairs = ", ".join(f"{key} is {model[key]!r}, not {described[key]!r}" for key in other)
+        removed = " ".join(f"~model.{key}" for key in other)
+        problems = [ConfigProblem("model", f"differs from {source}: {pairs}; remove them: {removed}")]
     return data | {"model": described | model}, problems
 
 
@@ -207,6 +252,12 @@ def _read(source: str, data: Mapping[str, Any]) -> Any:
     try:
         return json.loads(file.read_text())
     except FileNotFoundError:
+        names = {path.name for path in file.parent.iterdir()} if file.parent.is_dir() else set[str]()
+        if "adapter_config.json" in names:
+            raise _UnreadableError(f"is an adapter of LoRA; set model.lora.adapter={source}") from None
+        if names:
+            gguf = "; GGUF is not read, but safetensors" if any(name.endswith(".gguf") for name in names) else ""
+            raise _UnreadableError(f"has no {FILE}; it has {nearest_names(FILE, names)}{gguf}") from None
         raise _UnreadableError(f"there is no such folder with a {FILE} here") from None
     except OSError as error:
         raise _UnreadableError(f"cannot be read: {error.strerror}") from None

@@ -4,6 +4,7 @@ The workers read Cloud Storage and their own disks, and what an asset copies the
 """
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -71,11 +72,13 @@ def how_to_ship(given: str, key: str, what: What) -> str:
     value = given
     path, absent = Path(value).expanduser(), ""
     if not path_exists(path) and not set(value) & set("*?["):
+        if what == "weights" and re.search(r"-[0-9a-f]{8}(-r\d+)?$", value):
+            return f"{value} is no folder here; the weights of a run are {key}=run:{value}"
         siblings = {each.name for each in path.parent.iterdir()} if path.parent.is_dir() else set[str]()
-        near = nearest_names(path.name, siblings)
-        absent = f", nor here; {path.parent} has {near or 'nothing'}"
-        name = near.partition(", ")[0]
-        value = value.removesuffix(path.name) + name if name else "FILE"
+        shown = {name for name in siblings if name[0] != "."}
+        absent = f", nor here; {path.parent} has {nearest_names(path.name, shown) or 'nothing'}"
+        near = get_close_matches(path.name, shown, n=1)
+        value = value.removesuffix(path.name) + near[0] if near else "FILE"
     if what == "weights":
         asset = f"assets.models.mine.path={value} {key}=assets://mine"
     else:

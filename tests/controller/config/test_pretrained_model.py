@@ -108,7 +108,28 @@ def test_a_folder_that_is_not_there_and_no_name_of_a_repository_is_named(name):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({}, "model.weights: set it to a folder of Hugging Face, or set model.config_json"),
+        (
+            {},
+            "model.weights: set it to a model of the Hub, such as hf://Qwen/Qwen3-0.6B, or to a folder, or set model",
+        ),
+        *(
+            ({"weights": name, "config_json": name}, f"model.weights: {name}: {said}")
+            for name, said in {
+                "gemma": "there is no such folder with a config.json here; a model of the Hub is model.weights=hf://OWNER/g",
+                "a/b": "there is no such folder with a config.json here; a model of the Hub is model.weights=hf://a/b",
+                "hf:a/b": "there is no such folder with a config.json here; a model of the Hub is model.weights=hf://a/b",
+                "huggingface.co/a/b": "there is no such folder with a config.json here; a model of the Hub is model.w",
+                "HF://a/b": "is not read from here; set model.config_json to",
+                "https://huggingface.co/a/b/tree/v2": "is not read from here; set model.config_json to",
+            }.items()
+        ),
+        ({"weights": "hf://a/b:v2"}, "; a model of the Hub is model.weights=hf://a/b@v2"),
+        ({"weights": "https://hf.co/a/b/tree/v2", "config_json": "https://hf.co/a/b/tree/v2"}, "=hf://a/b@v2"),
+        ({"weights": "hf://a/b/x.safetensors"}, "hf://a/b/x.safetensors is a file; name its repository: hf://a/b"),
+        (
+            {"config_json": GEMMA, "dim": 8, "norm_eps": 1.0},
+            f"model: differs from {GEMMA}: dim is 8, not 32, norm_eps is 1.0, not 1e-06; remove them: ~model.dim ~mod",
+        ),
         ({"config_json": "gs://b/gemma"}, "gs://b/gemma: is not read from here; set model.config_json to the model's"),
         ({"config_json": "assets://gemma"}, "assets://gemma: assets.models.gemma.path is not set; set"),
         ({"weights": "a/b", "config_json": "a/b"}, "a/b: there is no such folder with a config.json here"),
@@ -128,6 +149,15 @@ def test_a_file_that_is_no_model_is_named(tmp_path):
     }.items():
         (tmp_path / "config.json").write_text(text)
         assert words in problem({"config_json": str(tmp_path)})
+
+
+def test_a_folder_that_is_no_model_says_what_it_has(tmp_path: Path) -> None:
+    for name, words in {
+        "model.gguf": "has no config.json; it has model.gguf; GGUF is not read, but safetensors",
+        "adapter_config.json": f"is an adapter of LoRA; set model.lora.adapter={tmp_path}",
+    }.items():
+        (tmp_path / name).touch()
+        assert problem({"config_json": str(tmp_path)}) == f"model.config_json: {tmp_path}: {words}"
 
 
 def test_a_rehearsal_has_sizes_and_needs_no_file():
@@ -304,13 +334,24 @@ def test_the_tokenizer_of_the_weights_that_it_replaces_goes(tuned: HubServer) ->
     [
         ("hf://acme", "model.weights: 'hf://acme' is neither hf://"),
         ("hf://datasets/acme/rows", "model.weights: hf://datasets/acme/rows is a data set; name a model"),
-        ("hf://acme/none", "there is no public repository http://127.0.0.1:"),
+        ("hf://acme/none", "model.weights: hf://acme/none: there is no public repository http://127.0.0.1:"),
         ("hf://acme/gated", "/acme/gated is gated; accept its license there, then run"),
         ("hf://acme/Tuned-2.5B@v9", "has no revision v9"),
-        ("hf://acme/open", "acme/open has no tokenizer_config.json"),
+        ("hf://acme/open", "data.tokenizer: is not set, and hf://acme/open has none: "),
+        ("hf://models/acme/Tuned-2.5B", "a model of the Hub is model.weights=hf://acme/Tuned-2.5B"),
+        (
+            "hf://acme/gguf",
+            "model.weights: hf://acme/gguf: has no config.json; name the repository of the model itself",
+        ),
+        (
+            "hf://acme/lora",
+            "is an adapter of LoRA: assets.models.a.source=hf://acme/lora model.lora.adapter=assets://a",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_line(tuned: HubServer, weights: str, words: str) -> None:
+    write(tuned.state.folder / "models/acme/gguf", {"model-q4.gguf": b"x"})
+    write(tuned.state.folder / "models/acme/lora", {"adapter_config.json": b"{}"})
     [problem] = problems_of(*ON_HF, f"model.weights={weights}")
     assert words in problem
     assert len(problem.splitlines()) == 1

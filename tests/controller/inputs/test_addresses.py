@@ -70,10 +70,12 @@ def test_a_file_is_shipped_if_it_is_here() -> None:
         "make it an asset: assets.datasets.mine.path=train.jsonl data.path=assets://mine/train.jsonl"
     )
     said = how_to_ship("trian.jsonl", "data.path", "data")
-    assert said.startswith("trian.jsonl does not exist on the workers, nor here; . has train.jsonl, ")
+    assert said.startswith("trian.jsonl does not exist on the workers, nor here; . has train.jsonl; ")
     assert said.endswith("make one an asset: assets.datasets.mine.path=train.jsonl data.path=assets://mine/train.jsonl")
     assert "assets.datasets.mine.path=own/data data.path=assets://mine/data" in how_to_ship(
         "own/dta", "data.path", "data"
     )
+    said = how_to_ship("quickstart-f9ce2387", "model.weights", "weights")
+    assert said.endswith("the weights of a run are model.weights=run:quickstart-f9ce2387")
     assert how_to_ship("none/x", "data.path", "data").endswith("mine.path=FILE data.path=assets://mine/FILE")
     assert how_to_ship("own", "loop.teacher.weights", "weights").endswith("loop.teacher.weights=assets://mine")
