@@ -230,11 +230,11 @@ def _unknown_key(raw: dict[str, Any], path: list[str], given: Any) -> ConfigProb
     if "." in name:
         nested = name.replace(".", ": {") + ": …" + "}" * name.count(".")
         return ConfigProblem(key, f"a key of a file has no dots; write {nested}, or a line for each part")
-    if name in Config.model_fields:
+    known = sibling_keys(path)
+    if name in Config.model_fields and not difflib.get_close_matches(name, known, n=1, cutoff=0.9):
         return ConfigProblem(
             key, f"unknown key; {name} is a section of its own, at the left margin of a file: {name}.…=…"
         )
-    known = sibling_keys(path)
     same = [FOREIGN.get(name.lower(), ""), *find_keys(name)]
     near = (
         []

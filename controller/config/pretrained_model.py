@@ -75,7 +75,7 @@ def with_hub_weights(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigP
 
 HUB_NAME = re.compile(
     r"(?:hf:/*|https?://)?(?:(?:www\.)?(?:huggingface|hf)\.co/)?(?:models?/)?(?P<name>(?![.~])[\w.-]+(?:/[\w.-]+)?)"
-    r"(?:(?:[@:]|/(?:tree|blob|resolve)/)(?P<revision>[\w.-]+))?(?:/[^:]*)?",
+    r"(?:(?:[@:]|/(?:tree|blob|resolve)/)(?P<revision>[\w.-]*)(?:/.*)?)?",
     re.IGNORECASE,
 )
 """Ways to write the name of a repository."""
@@ -87,7 +87,7 @@ def _meant(weights: str) -> str:
     if found is None or weights.startswith(("models/", "model/")):
         return ""
     name = found["name"] if "/" in found["name"] else f"OWNER/{found['name']}"
-    revision = f"@{found['revision']}" if found["revision"] not in (None, "main") else ""
+    revision = f"@{found['revision']}" if found["revision"] not in (None, "", "main") else ""
     written = f"{HUB}{name}{revision}"
     return "" if written == weights else f"; a model of the Hub is {WEIGHTS_KEY}={written}"
 
@@ -233,7 +233,9 @@ def with_pretrained_model(data: dict[str, Any]) -> tuple[dict[str, Any], list[Co
         described = model_from_config(_read(str(source), data)).model_dump(mode="json")
     except (_UnreadableError, UnknownArchitectureError) as error:
         if source == model.get("weights"):
-            return data, [ConfigProblem(WEIGHTS_KEY, f"{source}: {error}{_meant(str(source))}")]
+            said = _meant(str(source))
+            why = "is no address of weights" if said and "://" in source else error
+            return data, [ConfigProblem(WEIGHTS_KEY, f"{source}: {why}{said}")]
         return data, [ConfigProblem(KEY, f"{source}: {error}")]
     other = [key for key in model if key not in FREE_KEYS and key in described and model[key] != described[key]]
     if len(other) == 1:

@@ -129,6 +129,7 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, r"loop.rewards={slipway/my_reward.py\:brief: 1.0}"],
             "loop.rewards: 'slipway/my_reward.py:brief' is no module:function; did you mean my_reward:brief? names of",
         ),
+        ([*TINY, "+assets.model.m.source=hf://a/b"], "assets.model: unknown key; did you mean assets.models?"),
         ([*TINY, "mesh.dp=4"], "mesh.dp: unknown key; did you mean mesh.data?"),
         ([*TINY, "loop.stop=a"], "loop.stop: unknown key; did you mean loop.sampler.stop?"),
         (

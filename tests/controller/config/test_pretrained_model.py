@@ -119,12 +119,12 @@ def test_a_folder_that_is_not_there_and_no_name_of_a_repository_is_named(name):
                 "a/b": "there is no such folder with a config.json here; a model of the Hub is model.weights=hf://a/b",
                 "hf:a/b": "there is no such folder with a config.json here; a model of the Hub is model.weights=hf://a/b",
                 "huggingface.co/a/b": "there is no such folder with a config.json here; a model of the Hub is model.w",
-                "HF://a/b": "is not read from here; set model.config_json to",
-                "https://huggingface.co/a/b/tree/v2": "is not read from here; set model.config_json to",
+                "HF://a/b": "is no address of weights; a model of the Hub is model.weights=hf://a/b",
+                "https://huggingface.co/a/b/tree/v2/x": "is no address of weights; a model of the Hub is model.weights=hf://a/b@v2",
             }.items()
         ),
         ({"weights": "hf://a/b:v2"}, "; a model of the Hub is model.weights=hf://a/b@v2"),
-        ({"weights": "https://hf.co/a/b/tree/v2", "config_json": "https://hf.co/a/b/tree/v2"}, "=hf://a/b@v2"),
+        ({"weights": "hf://a/b@"}, "; a model of the Hub is model.weights=hf://a/b"),
         ({"weights": "hf://a/b/x.safetensors"}, "hf://a/b/x.safetensors is a file; name its repository: hf://a/b"),
         (
             {"config_json": GEMMA, "dim": 8, "norm_eps": 1.0},
