@@ -25,7 +25,7 @@ from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceD
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
 from controller.inputs.git import repository_root, strip_password
-from controller.inputs.modules import absent_imports
+from controller.inputs.modules import absent_imports, meant_module
 from controller.inputs.own_program import HERE_CLOUDS, quote_words
 from controller.inputs.program_words import modules_in, program_file, program_problem, shell_line, syntax_problem
 from controller.inputs.resolved_assets import path_exists
@@ -112,8 +112,9 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
             lock = config.env.packages == "lock"
             lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
-            for absent, _ in absent_imports(file, modules_in(imports_begin), locked=lock):
-                yield Issue(f"{absent}, and {lacking}", words.key, "warning")
+            for absent, module in absent_imports(file, files := modules_in(imports_begin), locked=lock):
+                hint = re.sub("^.* lies outside .*", "", meant_module(module, files))
+                yield Issue("; ".join(filter(None, [f"{absent}, and {lacking}", hint])), words.key, "warning")
 
 
 PYTHON = re.compile(r"python3\.\d+")

@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from controller.cli.flags import Flag
+from controller.cli.flags import VERBS, Flag
 from controller.config.compose import config_groups
 from controller.config.grammar_errors import torn
 from controller.core.errors import ConfigError
@@ -37,6 +37,7 @@ OTHER_VERBS = {
     **dict.fromkeys(("memory", "estimate", "compile"), "fit"),
 }  # fmt: skip
 """Verbs of SkyPilot, dstack, gcluster, Kubernetes, Docker and Terraform, and what they are here."""
+OUTPUTS = ("--out", "--output", "--output-dir", "-out")
 OTHER_FLAGS = {
     "--dry-run": "`slipway plan` with the same words shows what would happen",
     "--dryrun": "`slipway plan` with the same words shows what would happen",
@@ -73,7 +74,7 @@ OTHER_FLAGS = {
         "`slipway logs --follow` watches a run, `slipway status --sweep ID --follow` a sweep",
     ),
     **dict.fromkeys(
-        ("--out", "--output", "--output-dir", "--save-plan", "-out"),
+        ("--save-plan", *OUTPUTS),
         "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
     ),
     **dict.fromkeys(
@@ -114,7 +115,7 @@ OTHER_FLAGS = {
         "the VM's image is set with tpu.runtime_version, and packages with env.requirements=FILE",
     ),
     **dict.fromkeys(
-        ("--autostop", "--idle-minutes-to-autostop", "-i", "--down"),
+        ("--autostop", "--idle-minutes-to-autostop", "--down"),
         "cleanup.on_success and cleanup.idle_minutes say when the pod is deleted",
     ),
     **dict.fromkeys(("--use-spot", "--no-spot"), "spot capacity is chosen with tpu.capacity=spot"),
@@ -166,6 +167,8 @@ def raise_if_mistyped(verb: str, argv: Sequence[str], flags: Sequence[Flag]) -> 
         flag, before = word.partition("=")[0], argv[at - 1] if at else ""
         if before in valued or flag in taken or ("=" in word[:-1] and word[0] != "-"):
             continue
+        if flag in OUTPUTS and "--to" in taken:
+            raise ConfigError(f"{verb}: has no {flag}; did you mean --to?")
         if flag in OTHER_FLAGS and flag not in taken:
             raise ConfigError(f"{verb}: has no {flag}; {OTHER_FLAGS[flag]}")
         rest = argv[at : at + 1] if takes_two else argv[at:]  # `get data logs` names a run and a path
@@ -202,9 +205,14 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
         flag, _, value = word.partition("=")
         behind = arguments[arguments.index(word) + 1 :][:1]
         value = value or next((each for each in behind if not each.startswith("-")), "…")
-        near = difflib.get_close_matches(flag, names, n=1, cutoff=0.65)
-        key = _key_called(flag)
-        hint = f"did you mean {key}={value}?" if key else f"did you mean {near[0]}?" if near else ""
+        near = [name for name in names if name.startswith(flag)]
+        near = near or difflib.get_close_matches(flag, names, n=1, cutoff=0.65)
+        key, alone = _key_called(flag), any(each.names == (flag.lstrip("-"),) for each in flags)
+        elsewhere = [name for name, each in VERBS.items() if any(flag in one.names for one in each.flags)]
+        hint = f"write it alone: {value}" if alone else f"did you mean {near[0]}?" if near else ""
+        hint = f"did you mean {key}={value}?" if key and not alone else hint
+        if elsewhere and not key and not alone:
+            hint = f"it is a flag of {', '.join(elsewhere)}; flags: {', '.join(names)}"
         problems.append(f"{verb}: has no {flag}; {hint or 'flags: ' + ', '.join(names)}")
     if not problems:
         takes = [flag.names[0] for flag in flags if not flag.names[0].startswith("-")]
@@ -216,6 +224,8 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
         if verb in ("exec", "ssh"):
             return ConfigError(f"{verb}: a command goes after --: slipway exec {arguments[0]} -- {' '.join(unknown)}")
         before = arguments[max(arguments.index(unknown[0]) - 1, 0)].rstrip(":")
+        if f"--{unknown[0]}" in names:
+            return ConfigError(f"{verb}: did you mean --{unknown[0]}?")
         if key := _key_called(before):
             return ConfigError(f"{verb}: {before!r} is no name of a run; did you mean {key}={unknown[0]}?")
         problems = [f"{verb}: {_wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]

@@ -34,6 +34,7 @@ PROGRAMS = {
     "home.pl": "#!/home/me/venv/bin/python\n",
     "lab/__main__.py": "x = = 1\n",
     "lab/alone.py": "import beside\n",
+    "near.py": "import numpyy\n",
     "lab/inner.py": "import beside\nfrom lab.inner import y\n",
     "elsewhere.py": "import sys\nsys.path.append('x')\nimport nosuchpkg\n",
 }
@@ -78,6 +79,7 @@ PROGRAMS = {
         (["python", "-u", "-c"], "error -c: nothing is behind it"),
         (["./odd.pl"], "error ./odd.pl: its #! line names pelr, and there is no such program on this machine"),
         (["./home.pl"], "error ./home.pl: its #! line names /home/me/venv/bin/python, which the workers lack"),
+        (["python", "near.py"], "such package; did you mean numpy?"),
         (["python", "lab/alone.py"], "alone.py, line 1: imports beside, and this machine, whose packages the workers"),
         (["python", "-m", "lab.inner"], None),
         (["python", "elsewhere.py"], None),

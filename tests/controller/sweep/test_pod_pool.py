@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from controller.run.driven_here import driven_here
 from controller.run.estimate import estimate_run
 from controller.sweep.definition import Estimate, define_sweep, estimate
 from controller.sweep.pod_pool import GridSource
-from controller.sweep.sweep_session import open_sweep
+from controller.sweep.sweep_session import open_definition, open_sweep
 from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
@@ -114,6 +115,17 @@ def test_a_pod_goes_on_with_the_run_that_it_had(home: Path) -> None:
     source = GridSource(jobs, {2: ids[0], 3: "finished long ago"})
     taken = [source.next_job(pod) for pod in (1, 2, 1, 2)]
     assert [job.run_id if job else None for job in taken] == [ids[1], ids[0], ids[2], None]
+
+
+def test_a_pod_without_a_run_is_neither_rented_nor_planned(home: Path) -> None:
+    definition = define_sweep(["+experiment=quickstart", "run.seed=0,1", "sweep.pods=8"], home)
+    with open_definition(definition) as session:
+        assert session.pods == 2
+        done = {definition.jobs[0].run_id}
+        one_left = replace(session, finished_runs=done)
+        assert (one_left.pods, replace(session, finished_runs={job.run_id for job in definition.jobs}).pods) == (1, 1)
+        [line] = [line for line in one_left.summary_lines() if line.startswith("pods")]
+        assert line.startswith("pods     1 pod of v5litepod-16 (of sweep.pods=8; the others would have no run); ")
 
 
 def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
