@@ -79,7 +79,10 @@ PROGRAMS = {
         (["python", "-u", "-c"], "error -c: nothing is behind it"),
         (["./odd.pl"], "error ./odd.pl: its #! line names pelr, and there is no such program on this machine"),
         (["./home.pl"], "error ./home.pl: its #! line names /home/me/venv/bin/python, which the workers lack"),
-        (["python", "near.py"], "such package; did you mean numpy?"),
+        (
+            ["python", "near.py"],
+            "line 1: imports numpyy, and this machine, whose packages the workers have, has no such package; did you m",
+        ),
         (["python", "lab/alone.py"], "alone.py, line 1: imports beside, and this machine, whose packages the workers"),
         (["python", "-m", "lab.inner"], None),
         (["python", "elsewhere.py"], None),
