@@ -201,6 +201,9 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
 
     names = [name for flag in flags for name in flag.names if name.startswith("-")]
     problems = []
+    command = " ".join(unknown[next((at for at, word in enumerate(unknown) if word[:1] != "-"), len(unknown)) :])
+    if verb in ("exec", "ssh") and command and not WORKER.fullmatch(command):
+        return ConfigError(f"{verb}: a command goes after --: slipway exec {arguments[0]} -- {command}")
     for word in (word for word in unknown if word.startswith("-")):
         flag, _, value = word.partition("=")
         behind = arguments[arguments.index(word) + 1 :][:1]
@@ -221,8 +224,6 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
         )
         if worker := WORKER.fullmatch(unknown[0]) if "--worker" in names else None:
             return ConfigError(f"{verb}: {unknown[0]!r} is too much; did you mean --worker {worker[1]}?")
-        if verb in ("exec", "ssh"):
-            return ConfigError(f"{verb}: a command goes after --: slipway exec {arguments[0]} -- {' '.join(unknown)}")
         before = arguments[max(arguments.index(unknown[0]) - 1, 0)].rstrip(":")
         if f"--{unknown[0]}" in names:
             return ConfigError(f"{verb}: did you mean --{unknown[0]}?")

@@ -114,6 +114,7 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("plan seed:1", "'seed:1' is not how a value is set; did you mean run.seed=1?"),
         ("plan seed = 1", "'seed = 1' is not how a value is set; did you mean run.seed=1?"),
         ("exec dapo nvidia-smi", "exec: a command goes after --: slipway exec dapo -- nvidia-smi"),
+        ("exec dapo --worker 0 ls -la", "exec: a command goes after --: slipway exec dapo -- ls -la"),
         ("ssh dapo 0", "ssh: '0' is too much; did you mean --worker 0?"),
         ("ssh worker-3", "no run has the id or name 'worker-3' on this machine; did you mean --worker 3?"),
         ("logs gs://b/runs/dapo-0123abcd", "gs://b/runs/dapo-0123abcd is an address; name the run: dapo-0123abcd"),
