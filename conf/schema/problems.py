@@ -168,6 +168,7 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         kinds, keys = _kinds(types), sorted({name for model in models for name in model.model_fields})
         made = repaired(models[0], given) if len(models) == 1 else None
         meant = f"set one of them, such as {key}.{keys[0]}=…"
+        meant = f"did you mean {key}.name={given}" if "name" in keys and isinstance(given, str) else meant
         meant = f"did you mean {override(whole, _mended(raw, whole))}" if made is not None else meant
         meant = f"did you mean {key}.kind={given}" if given in kinds else meant
         listed = f"kinds: {', '.join(kinds)}" if kinds else f"keys: {', '.join(keys)}"

@@ -130,6 +130,10 @@ COMMAND = ["program=command", "program.command=[a]"]
             "loop.rewards: 'slipway/my_reward.py:brief' is no module:function; did you mean my_reward:brief? names of",
         ),
         ([*TINY, "+assets.model.m.source=hf://a/b"], "assets.model: unknown key; did you mean assets.models?"),
+        (
+            [*TINY, "loop.environment=calculator"],
+            "loop.environment: is a section with keys, not 'calculator'; did you mean loop.environment.name=calculator",
+        ),
         ([*TINY, "mesh.dp=4"], "mesh.dp: unknown key; did you mean mesh.data?"),
         ([*TINY, "loop.stop=a"], "loop.stop: unknown key; did you mean loop.sampler.stop?"),
         (
