@@ -100,6 +100,10 @@ def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProble
             problem = _problem(raw, path, error)
             cure = problem.message.partition("; did you mean ")[2]  # of a list, the items have the same
             found.setdefault((problem.key, cure or problem.message), problem)
+    said = " ".join(problem.message for problem in found.values())
+    meant = re.findall(r"did you mean ([\w.]+)\?", said)  # a key that is misspelt is not missing too
+    missing = {at: [name for name in names if ".".join([*at, name]) not in meant] for at, names in missing.items()}
+    missing = {at: names for at, names in missing.items() if names}
     changed = of_others.keys() & missing.keys()  # their kind was set, and not the keys that belong to it
     for section in changed:
         problem = _other_kind_chosen(section, missing.pop(section), of_others.pop(section))
@@ -144,6 +148,8 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         return ConfigProblem(
             key, f"{escape_line(repr(given))} is invalid; {PATTERN_HINTS[error['ctx']['pattern']]}{words}"
         )
+    if kind in ("too_short", "string_too_short") and not given:
+        return ConfigProblem(key, "is empty; set a value, or leave it out")
     if isinstance(given, bool):
         return ConfigProblem(key, f"must be a number, not {json.dumps(given)}; YAML reads off and no as false")
     # A whole section would hide the message, which names the keys that matter.

@@ -134,6 +134,9 @@ def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> st
     near = difflib.get_close_matches(stem.replace("v5e", "v5litepod"), groups[group], n=3)
     near.sort(key=lambda each: not {*SIZE.findall(stem)} <= {*SIZE.findall(each)})
     hint = f"did you mean {group}={near[0]}? " if near else ""
+    kind = stem.replace("_", "-").replace("v5e", "v5litepod")
+    if group == "tpu" and (not near or near[0].replace("_", "-") != kind) and _is_type(kind):
+        hint = f"set tpu.accelerator_type={kind}; "
     hint = f"~{group} removes it; " if name.lower() == "null" else hint
     if "/" not in name or stem not in groups[group]:
         hint = f"{found}; " if (found := _elsewhere(folder, group, stem, groups)) else hint
@@ -141,6 +144,16 @@ def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> st
         hint += f"a model of the Hub is model=hf model.weights=hf://{'/'.join(name.split('/')[-2:])}; "
     shown = [each for each in groups[group] if group != "scale" or not each.startswith("tiny_")]  # `tiny` chooses these
     return f"no {group} named {name!r}; {hint}choices: {', '.join(shown)}"
+
+
+def _is_type(name: str) -> bool:
+    from conf.schema.topology import UnknownTypeError, find_topology
+
+    try:
+        find_topology(name)
+    except UnknownTypeError:
+        return False
+    return True
 
 
 def _elsewhere(folder: Path | None, group: str, stem: str, groups: Groups) -> str:

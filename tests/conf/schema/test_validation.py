@@ -134,6 +134,10 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, "loop.environment=calculator"],
             "loop.environment: is a section with keys, not 'calculator'; did you mean loop.environment.name=calculator",
         ),
+        (
+            ["+experiment=gemma2b_gsm8k", "data.answer_mark="],
+            "data.answer_mark: is empty; set a value, or leave it out",
+        ),
         ([*TINY, "mesh.dp=4"], "mesh.dp: unknown key; did you mean mesh.data?"),
         ([*TINY, "loop.stop=a"], "loop.stop: unknown key; did you mean loop.sampler.stop?"),
         (
@@ -301,3 +305,9 @@ def test_a_run_yaml_with_an_old_key_names_the_new_one(tmp_path: Path) -> None:
     renamed = r"loop\.device_batch: unknown key; renamed to loop\.micro_batch_size"
     with pytest.raises(run_yaml.RunFileError, match=renamed):
         run_yaml.load(tmp_path / "run.yaml")
+
+
+def test_a_key_that_is_misspelt_is_not_missing_too() -> None:
+    said = problems_of(*TINY, "model.lora={rank: 8, alpha: 8}")
+    assert said[0] == "model.lora.rank: unknown key; did you mean model.lora.r?"
+    assert said[-1] == "model.lora: lacks target_modules; set model.lora.target_modules=… too"

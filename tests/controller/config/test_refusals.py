@@ -245,6 +245,8 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("learning_rate=3e-4", r"learning_rate: unknown group; did you mean optimizer\.lr=3e-4\?"),
         ("wandb_entity=me", r"wandb_entity: unknown group; did you mean logging\.wandb\.entity=me\?"),
         ("loop/steps=300", r"loop/steps: unknown group; did you mean loop\.steps=300\?"),
+        ("tpu=v5e-4", r"no tpu named 'v5e-4'; set tpu\.accelerator_type=v5litepod-4; choices"),
+        ("tpu=v4-32", r"did you mean tpu=v4_32\?"),
         ("model=acme/mine-7b", r"a model of the Hub is model=hf model\.weights=hf://acme/mine-7b"),
         ("model=hf://acme/gemma", r"a model of the Hub is model=hf model\.weights=hf://acme/gemma"),
         ("model=gemma-2b", r"did you mean model=gemma2_2b\?"),
