@@ -354,9 +354,9 @@ class Parser(argparse.ArgumentParser):
             said = f"must be a whole number, not {wrong[1]}"
         elif wrong := re.fullmatch(r"invalid choice: (.+) \(choose from (.*)\)", said):
             said = f"unknown choice {wrong[1]}; choices: {wrong[2].replace(chr(39), '')}"
-        elif needed := re.fullmatch(r"the following arguments are required: (\w+)", said):
+        elif needed := re.fullmatch(r"the following arguments are required: (.+)", said):
             choices = next((each.choices for each in self._actions if each.dest == needed[1]), None)
-            said = f"needs {' or '.join(each for each in choices or needed[1:] if each != COMPLETION_QUERY)}"
+            said = f"needs {' or '.join(each for each in choices or [needed[1]] if each != COMPLETION_QUERY)}"
         raise ConfigError(f"{flag}{said}; see {self.prog} --help")
 
 

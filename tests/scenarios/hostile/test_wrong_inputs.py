@@ -107,6 +107,7 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
         (["runs", "--diff", "quickstart-aaaa1111"], "--diff: takes 2 words; see slipway runs --help"),
         (["localcloud", "explode"], "action: unknown choice 'explode'; choices: start, stop, w"),
         (["localcloud"], "needs start or stop or wipe or env or requests; see slipway localcloud --help"),
+        (["forward"], "needs PORT[:REMOTE]; see slipway forward --help"),
         (["runs", "--last", "0"], "--last: must be a whole number of at least 1, not '0'"),
         (["generate", "--top-p", "2"], "--top-p: must be a number above 0 and at most 1, not '2'"),
         (["generate", "--seed", "x"], "--seed: must be a whole number, not 'x'; see slipway generate --help"),
