@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,8 +45,8 @@ class Outputs(Protocol):
         """The folder of this worker."""
         ...
 
-    def upload(self) -> None:
-        """Copy metrics to the run's folder; a checkpoint without its metrics could not be resumed."""
+    def upload(self) -> Future[None]:
+        """Begin to copy metrics to the run's folder; a checkpoint without its metrics could not be resumed."""
         ...
 
 

@@ -72,6 +72,7 @@ class CheckpointManager:
         self._reference_checksums = root / "reference_checksums.json"
         self._checksums = ReplicaChecksums()
         self._bridge: OutageBridge | None = None
+        self._log = log
         if log is not None and log.storage.is_remote and settings.max_outage_hours:
             saves = LocalSaves(log.local / LOCAL_FOLDER, self._folder, _array_handler)
             self._bridge = OutageBridge(log, saves, settings.max_outage_hours)
@@ -84,7 +85,7 @@ class CheckpointManager:
         return ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(preservation_policy=self._retention, cleanup_tmp_directories=True),
-            item_handlers={"state": _array_handler(), "position": ocp.JsonCheckpointHandler()},
+            item_handlers={"state": _array_handler(), "position": _position_handler(self._log)},
         )
 
     def _newest_complete(self) -> int | None:
@@ -351,6 +352,19 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(
         type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, handler))
     )
+
+
+def _position_handler(log: Outputs | None) -> ocp.JsonCheckpointHandler:
+    """Return a handler whose checkpoint counts once the metrics are there as well: a run that resumes reads them."""
+    handler = ocp.JsonCheckpointHandler()
+    save = handler.async_save
+
+    async def save_with_metrics(*args: Any, **kwargs: Any) -> list[Any]:
+        uploads = [] if log is None else [log.upload()]
+        return [*(await save(*args, **kwargs) or ()), *uploads]
+
+    handler.async_save = save_with_metrics  # a class of ours would be named in the checkpoint, for all who read it
+    return handler
 
 
 def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:

@@ -170,7 +170,7 @@ class OutageBridge:
                 if successor := replaced_by(self._storage.folder):
                     problem = f"replaced {successor}"
                 else:
-                    self._log.upload()
+                    self._log.upload().result()
             except Exception as error:
                 if not is_outage(error):
                     raise

@@ -30,7 +30,7 @@ PROBED_OBJECT = "checkpoints/probe"
 
 
 class RunStorage:
-    """The folder of a run's results, as seen from this process. Not thread-safe.
+    """The folder of a run's results, as seen from this process.
 
     Attributes:
         is_remote: whether it can fail to answer; a local folder cannot.
@@ -51,6 +51,7 @@ class RunStorage:
         self._probe = probe or self._read_object
         self.clock = clock
         self._store: Any = None
+        self._lock = threading.Lock()  # the loop asks, and the thread of uploads
         self._down_since: float | None = None
         self._probed_at = 0.0
 
@@ -61,6 +62,10 @@ class RunStorage:
         """
         if not self.is_remote:
             return True
+        with self._lock:
+            return self._ask()
+
+    def _ask(self) -> bool:
         now = self.clock()
         if self._down_since is not None:
             lasted = now - self._down_since

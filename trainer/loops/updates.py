@@ -174,8 +174,6 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
         self.costs = {}
 
     def _save(self, step: int, state: train_step.State) -> None:
-        """Save a checkpoint; metrics are uploaded first, since a run that resumes from it reads them."""
-        self.log.upload()
         self.batches.compare(step)
         self.checkpoints.save(step, state, {"data": self.stream.position()})
 

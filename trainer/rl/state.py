@@ -62,10 +62,8 @@ class StateSaver:
         return TrainState(resumed.state, progress, rollouts)
 
     def save(self, train_state: TrainState) -> None:
-        """Save a checkpoint; metrics are uploaded first, since a run that resumes from it reads them."""
         self._telemetry.flush()
         with self._telemetry.stopwatch.excluded(), self._telemetry.phases.measure("checkpoints"):
-            self._telemetry.upload()
             self._batches.compare(train_state.progress.total_steps)
             rollouts = [rollout.to_json() for rollout in train_state.rollouts]
             body = {"position": asdict(train_state.progress), **self._telemetry.to_json(), "rollouts": rollouts}

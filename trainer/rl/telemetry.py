@@ -248,10 +248,6 @@ class Telemetry:
         overlong = self.skipped.get(name, 0) + progress.solutions_left_out
         return self.skipped | ({name: overlong} if overlong else {})
 
-    def upload(self) -> None:
-        """Copy the metrics to the run's folder."""
-        self._log.upload()
-
     def _log_alerts(self, step: int, total_step: int, values: dict[str, float]) -> None:
         changes = self._alerts.check(step, values)
         startup_report.log_on_main(*(f"ALERT after update {step}: {said}" for said in changes.values() if said))

@@ -1,6 +1,6 @@
 """Metrics and texts of a run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json.
 
-Everything is written to a local folder and uploaded as whole files: event files appended to on gs:// lose data.
+Everything is written to a local folder, and what is new of it is uploaded: event files written to gs:// lose data.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from conf.schema.training.settings import ProfileSettings
 from conf.strict_json import dumps
 from trainer.checkpoint.storage import RunStorage
 from trainer.telemetry.throughput import PhaseTimes
+from trainer.telemetry.uploads import Uploads, finished
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -56,6 +58,7 @@ class MetricsLogger:
         # saves the other processes half a second of imports
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        self._uploads = Uploads(local, self.storage)
         local.mkdir(parents=True, exist_ok=True)
         self._metrics_file = (local / METRICS_FILE).open("a")
         self._transcripts_file = (local / TRANSCRIPTS_FILE).open("a")
@@ -72,6 +75,7 @@ class MetricsLogger:
         """
         if not self._writes:
             return
+        self._uploads.forget()
         self._metrics_file.close()
         self._transcripts_file.close()
         kept: dict[str, list[bytes]] = {}
@@ -147,31 +151,21 @@ class MetricsLogger:
             partial.write_text(dumps(values, indent=1) + "\n")
             partial.replace(self.local / SUMMARY_FILE)
 
-    def upload(self) -> None:
-        """Copy all files to the run's folder. Call it before saving a checkpoint, since resuming reads the lines.
+    def upload(self) -> Future[None]:
+        """Begin to copy what is new to the run's folder, in a thread; a checkpoint waits for it before it counts.
 
-        While the bucket does not answer, nothing is copied: the next call copies whole files.
+        While the bucket does not answer, nothing is copied: the next call makes up for it.
         """
         if not self._writes:
-            return
+            return finished()
         self._events.flush()
-        if self.storage.answers():
-            with self.storage.tolerated(METRICS_FILE):
-                self._copy_files()
-
-    def _copy_files(self) -> None:
-        for path in [
-            *(self.local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)),
-            *sorted((self.local / "tb").rglob("*")),  # as TensorBoard reads them
-        ]:
-            if path.is_file() and path.stat().st_size:
-                target = self._remote / path.relative_to(self.local)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(path.read_bytes())
+        files = [self.local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)]
+        return self._uploads.start([*files, *sorted((self.local / "tb").rglob("*"))])  # as TensorBoard reads them
 
     def close(self) -> None:
         if self._writes:
-            self.upload()
+            self.upload().result()
+            self._uploads.close()
             self._events.close()
             self._metrics_file.close()
             self._transcripts_file.close()

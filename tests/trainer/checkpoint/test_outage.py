@@ -1,5 +1,6 @@
 """An outage of the bucket: checkpoints wait on the disk, reach the bucket whole and in order, and end with a bound."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from trainer.checkpoint.manager import LOCAL_FOLDER, CheckpointManager
 from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_storage
 from trainer.checkpoint.storage import RunStorage
 from trainer.distributed.preemption import PreemptedError
+from trainer.telemetry.uploads import finished
 
 
 @dataclass
@@ -45,8 +47,9 @@ class Bucket:
         log = SimpleNamespace(storage=self.storage, local=self.folder / "disk", upload=self.upload)
         return CheckpointManager(str(self.folder / "run"), kept(2, **settings), ("eval_loss",), log)
 
-    def upload(self) -> None:
+    def upload(self) -> Future[None]:
         self.uploads.append(self.steps())
+        return finished()
 
     def steps(self) -> list[str]:
         """Complete checkpoints."""
@@ -102,7 +105,7 @@ def test_checkpoints_wait_on_the_disk_and_are_uploaded_in_order(bucket, caplog):
         bucket.later()
         checkpoints.catch_up()
         assert (bucket.steps(), bucket.on_disk()) == (["2", "4", "6"], [])
-        assert bucket.uploads == [["2"]], "metrics come first: a run that resumes there reads them"
+        assert bucket.uploads == [[], ["2"]], "metrics come first: a run that resumes there reads them"
         checkpoints.save(8, arrays(8), {"at": 8})
     assert bucket.steps() == ["6", "8"]
     with bucket.open() as again:
