@@ -218,7 +218,8 @@ class StoredObjects(Service):
         blob = await asyncio.to_thread(self.blobs.join, [source.blob for source in sources])
         digest = (await asyncio.to_thread(self.blobs.digest, blob)).resource_fields()
         del digest["md5Hash"]  # composite objects have none
-        metadata = {**call.body.get("destination", {}), **digest, "componentCount": len(sources)}
+        components = sum(source.body.get("componentCount", 1) for source in sources)
+        metadata = {**call.body.get("destination", {}), **digest, "componentCount": components}
         self.blobs.finish(blob)
         self.objects.check_overwrite(call, bucket, call.path["destinationObject"])
         stored = self.objects.put(bucket, call.path["destinationObject"], metadata, blob, call.query)

@@ -15,7 +15,6 @@ from trainer.checkpoint.manager import LOCAL_FOLDER, CheckpointManager
 from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_storage
 from trainer.checkpoint.storage import RunStorage
 from trainer.distributed.preemption import PreemptedError
-from trainer.telemetry.uploads import finished
 
 
 @dataclass
@@ -48,8 +47,7 @@ class Bucket:
         return CheckpointManager(str(self.folder / "run"), kept(2, **settings), ("eval_loss",), log)
 
     def upload(self) -> Future[None]:
-        self.uploads.append(self.steps())
-        return finished()
+        return Upload(self)
 
     def steps(self) -> list[str]:
         """Complete checkpoints."""
@@ -60,6 +58,17 @@ class Bucket:
 
     def later(self, seconds: float = 60.0) -> None:
         self.now += seconds
+
+
+class Upload(Future[None]):
+    """Notes which checkpoints count when somebody has waited for it."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        super().__init__()
+        self._bucket = bucket
+
+    def result(self, timeout: float | None = None) -> None:
+        self._bucket.uploads.append(self._bucket.steps())
 
 
 @pytest.fixture
@@ -105,7 +114,9 @@ def test_checkpoints_wait_on_the_disk_and_are_uploaded_in_order(bucket, caplog):
         bucket.later()
         checkpoints.catch_up()
         assert (bucket.steps(), bucket.on_disk()) == (["2", "4", "6"], [])
-        assert bucket.uploads == [[], ["2"]], "metrics come first: a run that resumes there reads them"
+        assert bucket.uploads == [[], ["2"]], (
+            "a checkpoint counts after its metrics: a run that resumes there reads them"
+        )
         checkpoints.save(8, arrays(8), {"at": 8})
     assert bucket.steps() == ["6", "8"]
     with bucket.open() as again:

@@ -299,6 +299,10 @@ def test_copy_rewrite_move_and_compose(bucket: Bucket) -> None:
     assert composed["componentCount"] == 2
     assert "md5Hash" not in composed
     assert bucket.read("both") == (200, b"first second")
+    longer = {"sourceObjects": [{"name": "both"}, {"name": "b"}]}
+    assert cloud.call_ok("POST", f"{bucket.objects}/longer/compose", longer)["componentCount"] == 3
+    assert bucket.read("longer") == (200, b"first secondsecond")
+    cloud.refused("POST", f"{compose}?ifGenerationMatch=1", longer, 412)
     cloud.refused("POST", compose, {"sourceObjects": []}, 400)
     cloud.refused("POST", f"{bucket.objects}/none/copyTo/b/{name}/o/x", None, 404)
 
