@@ -9,6 +9,7 @@ again, and TensorBoard and everybody else who reads a run would have to put them
 import base64
 import logging
 import os
+import re
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -22,7 +23,7 @@ from trainer.checkpoint.storage import RunStorage, first_line, is_outage
 
 CHUNK_BYTES = 1 << 20
 PARTS = "parts"
-"""Folder of what is on its way; in use at most one object for each entry of the run's folder, so a kill leaves few."""
+"""Folder of what is on its way: an object for each entry of the run's folder, so kills leave few."""
 
 
 class Copy(NamedTuple):
@@ -80,7 +81,7 @@ class Uploads:
         if self._storage.answers():
             with self._storage.tolerated("metrics.jsonl"):
                 for path, known in files.items():
-                    if known.st_size:
+                    if known.st_size and path.is_file():
                         self._send(path, known.st_ino, known.st_size)
 
     def _send(self, path: Path, inode: int, size: int) -> None:
@@ -141,7 +142,7 @@ class _Bucket:
         self._files.pipe_file(f"{self._bucket}/{self._key(name)}", content)
 
     def append(self, name: str, content: bytes, copy: Copy) -> Copy:
-        part = f"{PARTS}/{name.partition('/')[0]}"
+        part = f"{PARTS}/{re.split('[./]', name)[0]}"  # not called like the file, which others look for by its name
         self.write(part, content)
         sources = [{"name": self._key(name), "generation": copy.generation}, {"name": self._key(part)}]
         made = self._files.call(

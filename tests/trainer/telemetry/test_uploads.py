@@ -203,14 +203,14 @@ def test_killed_before_a_part_is_joined_the_next_attempt_sends_it(run, open_log,
         log.log(2, "train", loss=2)
         with pytest.raises(KilledError):
             log.upload().result()
-    assert f"{PARTS}/metrics.jsonl" in names(run)
+    assert f"{PARTS}/metrics" in names(run)
     assert [name for name in names(run) if name.startswith("metrics")] == ["metrics.jsonl"]
     assert steps_of(run) == [1]
     log = open_log(tmp_path / "local", run)
     log.resume(2)
     log.close()
     assert steps_of(run) == [1, 2]
-    assert f"{PARTS}/metrics.jsonl" not in names(run)
+    assert f"{PARTS}/metrics" not in names(run)
 
 
 def test_an_answer_that_is_lost_joins_nothing_twice(run, sent, open_log, tmp_path, monkeypatch, caplog) -> None:
