@@ -179,6 +179,8 @@ def _parse_events(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 PART = re.compile(r"[A-Za-z0-9][\w.=+-]{0,199}", re.ASCII)
 """Valid part of a path: workers name a run's objects and must not reach any other file here."""
 PARALLEL_RUNS = 8
+OVERLAP_BYTES = 1 << 10
+"""Bytes of the end of a known file that are downloaded again, to see that it has only grown."""
 
 
 class TensorBoardMirror:
@@ -199,7 +201,7 @@ class TensorBoardMirror:
 
     def _update_run(self, run: str) -> int:
         prefix, copied = f"runs/{run}/tb/", 0
-        where = {"bucket": self._bucket, "prefix": prefix, "fields": "items(name,generation),nextPageToken"}
+        where = {"bucket": self._bucket, "prefix": prefix, "fields": "items(name,size,generation),nextPageToken"}
         try:
             items = list(self._google.list_all("storage", "objects.list", "items", **where))
         except NotFoundError:
@@ -210,27 +212,30 @@ class TensorBoardMirror:
             if self._copied.get(name) == generation or not all(PART.fullmatch(part) for part in parts):
                 continue
             try:
-                content = self._google.download(self._bucket, name)
+                self._copy(self._folders[run].joinpath(*parts), name, generation, int(item["size"]))
             except NotFoundError:
                 continue  # replaced or deleted since it was listed
-            _write_file(self._folders[run].joinpath(*parts), content)
             self._copied[name] = generation
             copied += 1
         return copied
+
+    def _copy(self, file: Path, name: str, generation: str, size: int) -> None:
+        """Append what is new in place if the file has only grown: TensorBoard keeps it open and reads on."""
+        known = file.stat().st_size if file.is_file() else 0
+        if 0 < known <= size:
+            begin = max(0, known - OVERLAP_BYTES)
+            content = self._google.download_range(self._bucket, name, generation, begin, size)
+            with file.open("r+b") as out:
+                out.seek(begin)
+                if content.startswith(end := out.read()):
+                    out.write(content[len(end) :])
+                    return
+        content = self._google.download(self._bucket, name)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_bytes(content)
 
 
 def folder_name(label: str, run: str) -> str:
     """Return the folder name of a run, which TensorBoard shows as the run's name: its setting and id."""
     name = re.sub(r"[^\w.=+-]+", "_", label, flags=re.ASCII).strip("_.-")[:100]
     return f"{name}_{run[-8:]}" if name else run
-
-
-def _write_file(file: Path, content: bytes) -> None:
-    """Append in place if the file has only grown: TensorBoard keeps it open and reads on."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    known = file.read_bytes() if file.is_file() else b""
-    if known and content.startswith(known):
-        with file.open("ab") as out:
-            out.write(content[len(known) :])
-    else:
-        file.write_bytes(content)

@@ -46,7 +46,7 @@ class MemoryStorage(GoogleClient):
     Attributes:
         buckets: content of objects by name, by bucket.
         refused: buckets whose objects the caller may not see.
-        sent: bytes of all ranges that were downloaded.
+        sent: bytes that were downloaded.
         ranges_left: how many may be downloaded until the connection is cut.
     """
 
@@ -71,6 +71,11 @@ class MemoryStorage(GoogleClient):
         return {"items": items, "prefixes": sorted({name[: end + 1] for name, end in ends.items() if end >= 0})}
 
     def download(self, bucket: str, name: str) -> bytes:
+        content = self._content(bucket, name)
+        self.sent += len(content)
+        return content
+
+    def _content(self, bucket: str, name: str) -> bytes:
         if name not in self.buckets.get(bucket, {}):
             raise NotFoundError("objects.get", 404, "notFound", name)
         return self.buckets[bucket][name]
@@ -89,7 +94,7 @@ class MemoryStorage(GoogleClient):
         return self._describe(bucket, name)
 
     def _describe(self, bucket: str, name: str) -> dict[str, Any]:
-        content = self.download(bucket, name)
+        content = self._content(bucket, name)
         md5 = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
         facts = {"name": name, "size": str(len(content)), "md5Hash": md5, "generation": str(crc32(content))}
         return {**facts, "updated": UPDATED, "timeCreated": UPDATED, "metadata": {}}

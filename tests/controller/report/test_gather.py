@@ -15,7 +15,15 @@ from controller.cli import main
 from controller.cli.verbs import reports
 from controller.records import index
 from controller.report.contents import build_report, build_timeline
-from controller.report.gather import MetricsLine, RecordedRun, TensorBoardMirror, folder_name, gather_runs, local_reader
+from controller.report.gather import (
+    OVERLAP_BYTES,
+    MetricsLine,
+    RecordedRun,
+    TensorBoardMirror,
+    folder_name,
+    gather_runs,
+    local_reader,
+)
 from controller.report.page import render
 from tests.controller.core.test_text import Tty, harmless
 from tests.controller.report.recorded import CASES, PREEMPTION_NOTE, metric_lines, write_run, write_sweep
@@ -53,6 +61,19 @@ def test_a_file_that_grows_is_gone_on_with_in_place(tmp_path: Path) -> None:
     google.buckets["b"]["runs/q-1/tb/events.1"] = b"other"
     mirror.update({"q-1"})
     assert file.read_bytes() == b"other"
+
+
+def test_of_a_file_that_grows_only_what_is_new_is_downloaded(tmp_path: Path) -> None:
+    """Also by the next call of the verb, whose mirror knows nothing yet."""
+    google, whole = MemoryStorage(b={}), b""
+    for number in range(100):
+        whole += bytes([number]) * 5000
+        google.buckets["b"]["runs/q-1/tb/events.1"] = whole
+        if number % 50 == 0:
+            mirror = TensorBoardMirror(google, "b", {"q-1": tmp_path})
+        assert mirror.update({"q-1"}) == 1
+    assert (tmp_path / "events.1").read_bytes() == whole
+    assert google.sent <= len(whole) + 100 * OVERLAP_BYTES
 
 
 def test_workers_name_no_other_file(tmp_path: Path) -> None:
