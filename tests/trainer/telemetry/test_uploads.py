@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -77,7 +78,7 @@ def open_log() -> Iterator[Open]:
             file.close()
 
 
-def on_compose(monkeypatch, act: Callable[[Callable[[], dict]], dict]) -> None:
+def on_compose(monkeypatch, act: Callable[[Callable[[], Any]], Any]) -> None:
     """Let `act` do the next requests that join objects; it gets the real one."""
     real = BucketFileSystem.call
 
