@@ -152,7 +152,7 @@ class _Bucket:
             self._key(name),
             ifGenerationMatch=copy.generation,
             headers={"Content-Type": "application/json"},
-            json={"sourceObjects": sources},
+            json={"sourceObjects": sources, "destination": {"contentType": "application/octet-stream"}},
             json_out=True,
         )
         self._files.rm_file(f"{self._bucket}/{self._key(part)}")
