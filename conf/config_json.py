@@ -10,25 +10,28 @@ from pydantic import ValidationError
 from conf.hugging_face_fields import FIELDS, ROPE_FIELDS, ROPE_TYPES
 from conf.schema.training.model import Model, family_switches
 
-FAMILIES = {
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-    "llama": "llama3",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gpt2": "gpt2",
-}
+CLASSES = {
+    "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral",
+    "ministral": "Ministral", "gemma": "Gemma", "smollm3": "SmolLM3", "olmo2": "Olmo2", "granite": "Granite",
+    "phi3": "Phi3", "olmo3": "Olmo3",
+}  # fmt: skip
+"""How the names of a family's classes begin, by model_type of config.json."""
+FAMILIES = {kind: kind for kind in CLASSES} | {"gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2"}
 """Maps model_type of config.json to our family."""
 ARCHITECTURES = {
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Model"),
+    **{kind: (f"{name}ForCausalLM", f"{name}Model") for kind, name in CLASSES.items()},
     "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
     "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3Model"),
-    "llama": ("LlamaForCausalLM", "LlamaModel"),
-    "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
-    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
 }
 """Classes whose weights are a decoder's."""
+PERIODS = {"gemma2": 2, "olmo3": 4}
+"""Every how many layers one is global, where layer_types does not say it."""
+BY_LAYER_TYPE = ("gemma3_text", "olmo3")
+"""Families whose rope_parameters have an entry per layer type."""
+OLMO3_THETA = 500_000.0
+"""What transformers 5 takes for local layers where only rope_theta is set."""
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
 THEIR_NAMES = {
     "num_layers": "num_hidden_layers",
@@ -203,9 +206,14 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
         "attention_pattern": "G",
         **_rope(fields, given, kind),
     }
-    if "layer_types" in fields:
+    if (found := FIELDS[kind].get("sliding_window")) is not None and found.use == "read":
         described |= _windows(fields, kind)
-    if kind.startswith("gemma"):
+    described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
+    if "attention_multiplier" in fields:
+        if (scale := fields["attention_multiplier"]) <= 0:
+            raise _unsupported("attention_multiplier", scale, "a number above 0 is required")
+        described["query_pre_attn_scalar"] = None if scale == head_dim**-0.5 else scale**-2
+    if "query_pre_attn_scalar" in fields:
         scalar = fields["query_pre_attn_scalar"]
         described |= {
             "query_pre_attn_scalar": None if scalar == head_dim else scalar,
@@ -216,13 +224,13 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
 
 
 def _biases(fields: Mapping[str, Any]) -> str:
-    attention, mlp = fields["attention_bias"], fields.get("mlp_bias", False)
+    attention, mlp = fields.get("attention_bias", False), fields.get("mlp_bias", False)
     return ("all" if mlp else "attention") if attention else "mlp" if mlp else "none"
 
 
 def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return which layers are local, and their window."""
-    count, types, window = fields["num_hidden_layers"], fields["layer_types"], fields["sliding_window"]
+    """Return which layers are local, and their window; and which have no rotary positions."""
+    count, types, window = fields["num_hidden_layers"], fields.get("layer_types"), fields["sliding_window"]
     if not fields.get("use_sliding_window", True):
         window = None
     if types is None:
@@ -233,10 +241,12 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
         if other := [name for name in types if not isinstance(name, str) or name not in LAYER_TYPES]:
             raise _unsupported("layer_types", other[0], f"only {', '.join(LAYER_TYPES)}")
         letters = "".join(LAYER_TYPES[name] for name in types)
+    rotated = zip(letters, _rotated(fields), strict=True)
+    letters = "".join(letter if is_rotated else letter.lower() for letter, is_rotated in rotated)
     lengths = range(1, len(letters) + 1)
     pattern = next((letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters), "G")
-    if "L" not in pattern:
-        return {"attention_pattern": "G"}
+    if "L" not in pattern.upper():
+        return {"attention_pattern": pattern}
     if window is None:
         raise UnknownArchitectureError("config.json: layer_types has local layers, and there is no sliding_window")
     return {"attention_pattern": pattern, "sliding_window": window}
@@ -244,18 +254,32 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _letters_without_types(fields: Mapping[str, Any], kind: str, window: int | None) -> str:
     count = fields["num_hidden_layers"]
-    if kind.startswith("gemma"):
-        period = 2 if kind == "gemma2" else fields["sliding_window_pattern"]
+    if (period := PERIODS.get(kind, fields.get("sliding_window_pattern"))) is not None:
         return "".join("L" if (i + 1) % period else "G" for i in range(count))
-    return "".join("L" if window is not None and i >= fields["max_window_layers"] else "G" for i in range(count))
+    if window is None:
+        return "G" * count
+    if "no_rope_layers" in fields:
+        return "".join("G" if rotated else "L" for rotated in _rotated(fields))
+    return "".join("L" if i >= fields.get("max_window_layers", 0) else "G" for i in range(count))
+
+
+def _rotated(fields: Mapping[str, Any]) -> list[bool]:
+    """Return which layers have rotary positions."""
+    count, listed = fields["num_hidden_layers"], fields.get("no_rope_layers")
+    if listed is None:
+        interval = fields.get("no_rope_layer_interval", count + 1)
+        return [(i + 1) % interval != 0 for i in range(count)]
+    if len(listed) != count or not all(_is_same(value, 0) or _is_same(value, 1) for value in listed):
+        raise _unsupported("no_rope_layers", listed, f"a list of num_hidden_layers = {count}, 1 or 0, is required")
+    return [value == 1 for value in listed]
 
 
 def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
     new, scaling = fields["rope_parameters"] or {}, fields["rope_scaling"]
     nested = bool(new.keys() & LAYER_TYPES.keys())
-    if new and nested != (kind == "gemma3_text"):
-        why = "gemma3_text has one entry per layer type" if kind == "gemma3_text" else f"{kind} has one for all layers"
+    if new and nested != (kind in BY_LAYER_TYPE):
+        why = f"{kind} has {'one entry per layer type' if kind in BY_LAYER_TYPE else 'one for all layers'}"
         raise _unsupported("rope_parameters", new, why)
     for name in LAYER_TYPES:
         _require(f"rope_parameters.{name}", new.get(name), Mapping | NoneType)
@@ -265,16 +289,23 @@ def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dic
         raise _unsupported("rope_parameters", sorted(other)[0], f"only {', '.join(LAYER_TYPES)}")
     if scaling and not everywhere.keys() - {"rope_theta"}:
         everywhere |= scaling
-    elif scaling and _scaling(scaling, fields) != _scaling(everywhere, fields):
+    elif scaling and _scaling(scaling, fields, kind) != _scaling(everywhere, fields, kind):
         raise _unsupported("rope_scaling", scaling, "rope_parameters has other values")
     found: dict[str, Any] = {
-        "rope_theta": _theta(everywhere, "rope_theta", fields, given),
+        "rope_theta": _either(everywhere, "rope_theta", fields, given),
         "rope_local_theta": None,
-        "rope_scaling": _scaling(everywhere, fields),
+        "rope_scaling": _scaling(everywhere, fields, kind),
     }
-    if kind == "gemma3_text":
-        found["rope_local_theta"] = _theta(local, "rope_local_base_freq", fields, given)
-        if _scaling(local, fields) is not None:
+    if FIELDS[kind]["partial_rotary_factor"].use == "read":
+        found["partial_rotary_factor"] = _either(everywhere, "partial_rotary_factor", fields, given)
+    if kind in BY_LAYER_TYPE:
+        name = "rope_theta" if kind == "olmo3" else "rope_local_base_freq"
+        found["rope_local_theta"] = _either(local, name, fields, given)
+        unsaid = any(part.get("rope_theta") is None for part in (everywhere, local))
+        if kind == "olmo3" and unsaid and given.get("rope_theta") != OLMO3_THETA:
+            why = "transformers 4 and 5 read it otherwise; set rope_theta for each layer type in rope_parameters"
+            raise _unsupported("rope_theta", given.get("rope_theta"), why)
+        if _scaling(local, fields, kind) is not None:
             where = "rope_parameters.sliding_attention"
             raise _unsupported(where, local, "the decoder does not scale the positions of local layers")
         if found["rope_scaling"] and not found["rope_scaling"].get("truncate", True):
@@ -282,17 +313,17 @@ def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dic
     return found
 
 
-def _theta(parameters: Mapping[str, Any], name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Return the base of the rotary frequencies: rope_parameters', or that of transformers 4; both must agree."""
-    base = parameters.get("rope_theta")
-    if base is None:
+def _either(parameters: Mapping[str, Any], name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Return a rotary field: rope_parameters', or that of transformers 4; both must agree."""
+    value = parameters.get("rope_theta" if name == "rope_local_base_freq" else name)
+    if value is None:
         return fields[name]
-    if given.get(name) not in (None, base):
-        raise _unsupported(name, given[name], f"rope_parameters has {base!r}")
-    return base
+    if given.get(name) not in (None, value):
+        raise _unsupported(name, given[name], f"rope_parameters has {value!r}")
+    return value
 
 
-def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) -> dict[str, Any] | None:
     """Return `model.rope_scaling` for rope_parameters or rope_scaling, with transformers' defaults."""
     for name, value in parameters.items():
         _require(f"rotary {name}", value, ROPE_TYPES.get(name, object))
@@ -300,13 +331,14 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
     if kind and older and kind != older:
         raise _unsupported("rotary type", older, f"rope_type is {kind!r}")
     kind = kind or older or "default"
-    if kind not in ROPE_FIELDS:
-        raise _unsupported("rope_type", kind, f"only {', '.join(ROPE_FIELDS)}")
+    allowed = ("default", "longrope") if of == "phi3" else tuple(ROPE_FIELDS)
+    if kind not in allowed:
+        raise _unsupported("rope_type", kind, f"only {', '.join(allowed)}")
     required, optional = ROPE_FIELDS[kind]
     if missing := required - parameters.keys():
         raise UnknownArchitectureError(f"config.json: rope_type {kind}: {sorted(missing)[0]} is missing")
     known = {"rope_type", "type", "rope_theta", *required, *optional}
-    if parameters.get("partial_rotary_factor") in (None, 1.0):  # the whole of a head is rotated
+    if parameters.get("partial_rotary_factor") in (None, 1.0) or FIELDS[of]["partial_rotary_factor"].use == "read":
         known = known | {"partial_rotary_factor"}
     if other := parameters.keys() - known:
         raise _unsupported(f"rope_type {kind}", sorted(other)[0], "unknown field")
@@ -315,9 +347,24 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
     found = {name: parameters[name] for name in required}
     found |= {name: parameters.get(name, default) for name, default in optional.items()}
     if "original_max_position_embeddings" in found:
-        original = found["original_max_position_embeddings"] or fields["max_position_embeddings"]
+        named = fields["original_max_position_embeddings"]  # only Phi-3's is read, and it wins
+        if named and found["original_max_position_embeddings"] not in (None, named):
+            at = "original_max_position_embeddings"
+            raise _unsupported(f"rotary {at}", found[at], f"{at} is {named}")
+        original = named or found["original_max_position_embeddings"] or fields["max_position_embeddings"]
         found["original_max_position_embeddings"] = original
+    if kind == "longrope":
+        found = _longrope(found, fields["max_position_embeddings"])
     return {"kind": kind, **(_yarn(found) if kind == "yarn" else found)}
+
+
+def _longrope(found: dict[str, Any], longest: int) -> dict[str, Any]:
+    """Return longrope's fields with the attention factor as transformers 5 computes it (arXiv 2402.13753)."""
+    original, factor = found["original_max_position_embeddings"], found.pop("factor")
+    factor = longest / original if factor is None else factor
+    if found["attention_factor"] is None:
+        found["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return found
 
 
 def _yarn(found: dict[str, Any]) -> dict[str, Any]:

@@ -140,6 +140,115 @@ QWEN2 = ROTARY | {
     "use_mrope": _fixed(False, "the decoder's positions are one-dimensional"),
 }
 
+PHI3_CODE = {
+    "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+}  # fmt: skip
+"""The code beside Microsoft's models, which transformers has since as its own."""
+PHI4_TOKENS = "Xenova/gpt-4o"
+
+SILU = {
+    "hidden_act": _fixed("silu", "the decoder's gate is silu"),
+    "head_dim": _read(None, int | None),  # None: hidden_size / num_attention_heads
+    **_ignored("the tokenizer's", bos_token_id=1, eos_token_id=2),
+}
+
+MISTRAL = (
+    ROTARY
+    | SILU
+    | {
+        "vocab_size": _read(32000),
+        "intermediate_size": _read(14336),
+        "num_key_value_heads": _read(8),
+        "max_position_embeddings": _read(131072),
+        "sliding_window": _read(4096, int | None),  # of all layers
+    }
+)
+
+MINISTRAL = MISTRAL | {"layer_types": _read(None, list | None)}
+
+SMOLLM3 = (
+    ROTARY
+    | SILU
+    | {
+        "vocab_size": _read(128256),
+        "hidden_size": _read(2048),
+        "intermediate_size": _read(11008),
+        "num_hidden_layers": _read(36),
+        "num_attention_heads": _read(16),
+        "num_key_value_heads": _read(4, int | None),
+        "max_position_embeddings": _read(32768),
+        "rope_theta": _read(2_000_000.0, float | None),
+        "use_sliding_window": _read(False),
+        "sliding_window": _read(None, int | None),
+        "no_rope_layers": _read(None, list | None),
+        "no_rope_layer_interval": _read(4),
+        "layer_types": _read(None, list | None),
+        "attention_bias": _read(False),
+        "mlp_bias": _read(False),
+        "tie_word_embeddings": _read(True),
+        **_ignored("the tokenizer's", pad_token_id=128004, bos_token_id=128000, eos_token_id=128001),
+        **_ignored("max_position_embeddings says it, and the model does not read it", max_window_layers=28),
+    }
+)
+
+OLMO2 = (
+    ROTARY
+    | SILU
+    | {
+        "vocab_size": _read(50304),
+        "intermediate_size": _read(11008),
+        "num_key_value_heads": _read(None, int | None),
+        "max_position_embeddings": _read(2048),
+        "rms_norm_eps": _read(1e-5),
+        "attention_bias": _read(False),
+        **_ignored("the tokenizer's", pad_token_id=1, bos_token_id=None, eos_token_id=50279),
+    }
+)
+
+OLMO3 = OLMO2 | {"sliding_window": _read(4096, int | None), "layer_types": _read(None, list | None)}
+
+GRANITE = (
+    ROTARY
+    | SILU
+    | {
+        "vocab_size": _read(32000),
+        "intermediate_size": _read(11008),
+        "num_key_value_heads": _read(None, int | None),
+        "max_position_embeddings": _read(2048),
+        "attention_bias": _read(False),
+        "mlp_bias": _read(False),
+        "embedding_multiplier": _read(1.0),
+        "attention_multiplier": _read(1.0),
+        "residual_multiplier": _read(1.0),
+        "logits_scaling": _read(1.0),
+    }
+)
+
+PHI3 = (
+    ROTARY
+    | SILU
+    | {
+        "vocab_size": _read(32064),
+        "hidden_size": _read(3072),
+        "intermediate_size": _read(8192),
+        "num_key_value_heads": _read(None, int | None),
+        "max_position_embeddings": _read(4096),
+        "original_max_position_embeddings": _read(4096),
+        "partial_rotary_factor": _read(1.0),
+        "rms_norm_eps": _read(1e-5),
+        "sliding_window": _read(None, int | None),  # of all layers
+        "attention_bias": _fixed(False, "transformers ignores it in this family"),
+        "auto_map": _fixed(
+            None,
+            "the repository's own code would define the model",
+            PHI3_CODE,
+            PHI3_CODE | {"AutoTokenizer": PHI4_TOKENS},
+        ),
+        **_ignored("dropout, which training here does not use", resid_pdrop=0.0, embd_pdrop=0.0),
+        **_ignored("the tokenizer's", bos_token_id=1, eos_token_id=32000, pad_token_id=32000),
+    }
+)
+
 QWEN3 = QWEN2 | {"head_dim": _read(128), "attention_bias": _read(False)}
 
 GEMMA2 = ROTARY | {
@@ -175,6 +284,21 @@ GEMMA3 = GEMMA2 | {
     "rope_theta": _read(1_000_000.0, float | None),
     "rope_local_base_freq": _read(10_000.0, float | None),
     "sliding_window_pattern": _read(6),
+}
+
+OF_GEMMA2 = {
+    *("final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar", "sliding_window", "layer_types"),
+    *("_sliding_window_pattern", "sliding_window_size"),
+}
+GEMMA = {name: field for name, field in GEMMA2.items() if name not in OF_GEMMA2} | {
+    "hidden_size": _read(3072),
+    "intermediate_size": _read(24576),
+    "num_hidden_layers": _read(28),
+    "num_attention_heads": _read(16),
+    "num_key_value_heads": _read(16),
+    # "gelu" is what the first releases say and do not mean; transformers takes it for the other
+    "hidden_act": _fixed("gelu_pytorch_tanh", "the decoder's gate is gelu_pytorch_tanh", "gelu"),
+    "hidden_activation": _fixed(None, "the decoder's gate is gelu_pytorch_tanh", "gelu_pytorch_tanh"),
 }
 
 GPT2 = BASE | {
@@ -218,6 +342,14 @@ FIELDS = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "gpt2": GPT2,
+    "mistral": MISTRAL,
+    "ministral": MINISTRAL,
+    "gemma": GEMMA,
+    "smollm3": SMOLLM3,
+    "olmo2": OLMO2,
+    "granite": GRANITE,
+    "phi3": PHI3,
+    "olmo3": OLMO3,
 }
 """The table of each `model_type`."""
 
@@ -236,6 +368,8 @@ ROPE_TYPES: dict[str, type | UnionType] = {
     "truncate": bool,
     "rope_theta": float | None,
     "partial_rotary_factor": float | None,
+    "short_factor": list,
+    "long_factor": list,
 }
 """What the values of rope_parameters are."""
 
@@ -254,6 +388,10 @@ ROPE_FIELDS = {
             "mscale_all_dim": None,
             "truncate": True,
         },
+    ),
+    "longrope": (
+        {"short_factor", "long_factor"},
+        {"original_max_position_embeddings": None, "attention_factor": None, "factor": None},
     ),
 }
 """By `rope_type`: the required fields of rope_parameters, and the others with their defaults."""

@@ -192,7 +192,7 @@ def _config_json(model: Model) -> str:
         "hidden_size": model.dim, "num_attention_heads": model.num_heads, "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.head_dim, "intermediate_size": model.mlp_dim, "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_seq_len, "sliding_window": model.sliding_window,
-        "layer_types": [types[pattern[i % len(pattern)]] for i in range(model.num_layers)],
+        "layer_types": [types[pattern[i % len(pattern)].upper()] for i in range(model.num_layers)],
         "query_pre_attn_scalar": model.head_dim, "attn_logit_softcapping": model.attn_logit_softcap,
         "final_logit_softcapping": model.final_logit_softcap, "rms_norm_eps": model.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}, "tie_word_embeddings": True,

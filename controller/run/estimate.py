@@ -244,7 +244,7 @@ def token_flops(model: Model, sequence: int) -> float:
     https://arxiv.org/abs/2204.02311, appendix B, as `trainer.telemetry.throughput`, which reports utilization.
     """
     pattern = model.attention_pattern
-    local = [pattern[i % len(pattern)] == "L" for i in range(model.num_layers)]
+    local = [pattern[i % len(pattern)] in "Ll" for i in range(model.num_layers)]
     seen = sum(min(sequence, model.sliding_window) if is_local else sequence for is_local in local)
     weights = matrix_weights(model) + model.vocab_size * model.dim
     return 6.0 * weights + 12.0 * model.num_heads * model.head_dim * seen

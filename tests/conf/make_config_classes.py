@@ -22,6 +22,14 @@ CLASSES = {
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
     "gpt2": "GPT2Config",
+    "mistral": "MistralConfig",
+    "ministral": "MinistralConfig",
+    "gemma": "GemmaConfig",
+    "smollm3": "SmolLM3Config",
+    "olmo2": "Olmo2Config",
+    "granite": "GraniteConfig",
+    "phi3": "Phi3Config",
+    "olmo3": "Olmo3Config",
 }
 
 

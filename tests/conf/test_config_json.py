@@ -26,8 +26,15 @@ ROTARY = sorted(FIELDS.keys() - {"gemma3", "gpt2"})
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
+NEEDED = {"olmo3": {"rope_theta": 500_000.0}}
+"""What no default can say, because that of transformers 4 is not that of 5."""
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+
+
 def read(kind: str, **fields: Any) -> Model:
-    return model_from_config({"model_type": kind, **fields})
+    return model_from_config({"model_type": kind, **NEEDED.get(kind, {}), **fields})
 
 
 def refusal(kind: str, **fields: Any) -> str:
@@ -75,10 +82,16 @@ def test_every_field_that_is_read_changes_the_model(kind):
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
         "hidden_size": 8192, "num_attention_heads": 64, "n_head": 6, "n_embd": 1536, "head_dim": 64, "n_inner": 5,
         "vocab_size": 9, "num_key_value_heads": 1, "sliding_window": 3, "max_window_layers": 2,
+        "no_rope_layers": [1, 0] * (layers // 2),
     }  # fmt: skip
-    given = {"use_sliding_window": True} if kind.startswith("qwen") else {}
+    given: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 7} if kind != "gpt2" else {}
+    given = {name: value for name, value in given.items() if "use_sliding_window" in FIELDS[kind]}
     if kind == "gemma3_text":
         others["rope_parameters"] = {"full_attention": {"rope_theta": 77.0}}
+    if kind == "olmo3":
+        others["rope_parameters"] = {"full_attention": {"rope_type": "linear", "factor": 3.0}}
+    if kind == "phi3":
+        others["rope_scaling"] = LONGROPE
     for name, field in FIELDS[kind].items():
         if field.use != "read" or name in ("model_type", "architectures"):
             continue
@@ -87,7 +100,11 @@ def test_every_field_that_is_read_changes_the_model(kind):
         other = (
             int(other) if isinstance(other, float) and other == int(other) and not isinstance(value, float) else other
         )
-        start = {} if name == "use_sliding_window" else given
+        start = {key: known for key, known in given.items() if key != name}
+        if (kind, name) == ("olmo3", "rope_theta"):
+            continue  # below
+        if name == "original_max_position_embeddings":
+            start = start | {"rope_scaling": LONGROPE}
         assert read(kind, **start | {name: other}) != read(kind, **start), name
 
 
@@ -157,6 +174,47 @@ def test_what_llama_cannot_be_is_named(fields, words):
 
 
 @pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        ("olmo3", {"rope_theta": 1e4}, "rope_theta: 10000.0 is not supported: transformers 4 and 5 read it otherwise"),
+        ("olmo3", {"rope_parameters": YARN}, "olmo3 has one entry per layer type"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "a list of num_hidden_layers = 36, 1 or 0, is required"),
+        ("smollm3", {"no_rope_layers": [2] * 36}, "1 or 0, is required"),
+        ("granite", {"attention_multiplier": -0.5}, "attention_multiplier: -0.5 is not supported: a number above 0"),
+        ("granite", {"logits_scaling": 0.0}, "logits_scaling of granite: Input should be greater than 0"),
+        ("phi3", {"rope_scaling": YARN}, "rope_type: 'yarn' is not supported: only default, longrope"),
+        ("phi3", {"rope_scaling": LONGROPE | {"long_factor": [1.0]}}, "long_factor must have 48 numbers, not 1"),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 7}},
+            "rotary original_max_position_embeddings: 7 is not supported: original_max_position_embeddings is 4096",
+        ),
+        ("phi3", {"partial_rotary_factor": 0.29}, "partial_rotary_factor x head_dim must be an even number, not "),
+        ("phi3", {"auto_map": {"AutoModelForCausalLM": "other.Phi3"}}, "the repository's own code would define"),
+        ("mistral", {"layer_types": ["full_attention"] * 32}, "layer_types: unknown to mistral"),
+        ("gemma", {"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
+    ],
+)
+def test_what_a_family_cannot_be_is_named(kind, fields, words):
+    assert words in refusal(kind, **fields)
+
+
+def test_what_published_files_of_other_families_say():
+    """Gemma 1's first files mean the other gelu; Microsoft's name code that transformers has as its own."""
+    assert read("gemma", hidden_act="gelu", hidden_activation=None) == read("gemma")
+    code = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    assert read("phi3", auto_map=code) == read("phi3", auto_map=code | {"AutoTokenizer": "Xenova/gpt-4o"})
+    found = read("phi3", max_position_embeddings=131072, rope_scaling=LONGROPE)
+    assert found.rope_scaling is not None
+    assert found.rope_scaling.kind == "longrope"
+    assert found.rope_scaling.attention_factor == pytest.approx(1.1902380714)
+    assert (found.max_seq_len, found.max_sampled_len) == (131072, 4096)
+    assert read("smollm3", no_rope_layers=[1, 1, 1, 0] * 9) == read("smollm3")
+    assert read("mistral", sliding_window=None).attention_pattern == "G"
+    assert read("granite", attention_multiplier=0.0078125).query_pre_attn_scalar == 16384
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "value", "wanted"),
     [
         ("llama", "attention_bias", "yes", "true or false"),
@@ -187,13 +245,13 @@ def test_a_value_of_another_type_than_transformers_takes_is_named(kind, name, va
 def test_types_are_those_of_the_config_class(kind):
     """A number that is no whole one may be written as one; transformers 4 took that, and no other than itself is it."""
     words = {"bool": bool, "int": int, "float": float, "list[str]": list, "dict": Mapping, "None": NoneType}
-    words |= {"dict[str, Any]": Mapping}
+    words |= {"dict[str, Any]": Mapping, "list[int]": list}
     typed = {
         name: type_ for name, type_ in WRITTEN[kind]["written"].items() if type_ and FIELDS[kind][name].use == "read"
     }
     assert len(typed) > 2
     for name, annotation in typed.items():
-        named = {words[word] for word in annotation.split(" | ") if word in words}
+        named = {words[word] for word in annotation.removesuffix(" | int").split(" | ") if word in words}
         assert set(get_args(FIELDS[kind][name].type_) or (FIELDS[kind][name].type_,)) == named, name
 
 
@@ -203,7 +261,8 @@ def test_whole_numbers_are_numbers(kind):
         if (
             field.use == "read"
             and isinstance(field.default, float)
-            and name not in ("rms_norm_eps", "layer_norm_epsilon")
+            and name not in ("rms_norm_eps", "layer_norm_epsilon", "partial_rotary_factor")
+            and (kind, name) != ("olmo3", "rope_theta")
         ):
             assert read(kind, **{name: 20000}) == read(kind, **{name: 20000.0}), name
 

@@ -16,6 +16,7 @@ from etils import epath
 from conf.schema.training.model import Model, family_switches
 from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.conftest import make_mesh
+from tests.trainer.models.reference_models import DERIVED, FAMILIES
 from trainer import convert
 from trainer.models import decoder, weights
 from trainer.pretrained import hf_families, hf_files, store
@@ -27,7 +28,7 @@ def run(*arguments: object) -> int:
     return convert.main([str(a) for a in arguments])
 
 
-@pytest.fixture(scope="module", params=["gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2"])
+@pytest.fixture(scope="module", params=[*FAMILIES, *DERIVED])
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family and our folder with its weights."""
     folder = tmp_path_factory.mktemp("imported") / request.param
@@ -39,7 +40,7 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     return dict(hf_files.iter_tensors(epath.Path(folder)))
 
 
-@pytest.mark.parametrize("shard_bytes", [2 << 30, 50_000], ids=["one-file", "shards"])
+@pytest.mark.parametrize("shard_bytes", [2 << 30, 12_000], ids=["one-file", "shards"])
 def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_bytes):
     """fixtures/make_models.py has shown that transformers loads this config.json with these tensors."""
     family, folder = imported
@@ -179,7 +180,7 @@ def test_what_is_broken_is_named_in_one_line_by_an_import_and_by_a_run(tmp_path,
 @pytest.mark.parametrize(
     ("family", "switches"),
     [
-        ("llama3", {"attention_pattern": "LG"}),
+        ("llama3", {"qk_norm": "after_rotation"}),
         ("llama3", {"final_logit_softcap": 30.0}),
         ("qwen3", {"query_pre_attn_scalar": 99.0}),
         ("gemma2", {"rope_local_theta": 100.0}),

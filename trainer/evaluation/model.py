@@ -201,10 +201,10 @@ class TextModel(LoadedModel):
         stop: Sequence[str] = (),
         temperature: float = 0.0,
     ) -> list[str]:
-        room = self.max_seq_len - max_new_tokens
+        room = self._cfg.max_sampled_len - max_new_tokens
         if room < 1:
             raise ValueError(
-                f"max_new_tokens: {max_new_tokens} leaves no room in model.max_seq_len, {self.max_seq_len}"
+                f"max_new_tokens: {max_new_tokens} leaves no room in model.max_seq_len, {self._cfg.max_sampled_len}"
             )
         texts, count = [], SLOTS_PER_DEVICE * self._shards
         width = min(room, _power_of_two(max(map(len, prompts), default=1)))

@@ -18,7 +18,6 @@ from trainer.distributed.mesh import DeviceBatch
 from trainer.extension import load_extension
 from trainer.losses import token_logprobs
 from trainer.models import decoder, maha, residual
-from trainer.models.decoder import is_local_layer
 from trainer.models.weights import Params
 from trainer.step.metric_sums import Mean, MetricSums
 from trainer.step.train_step import LossFn
@@ -56,8 +55,8 @@ def measured_forward(
             seen.append(residual.compute_mixing(x, weights, name, cfg))
             return residual.connect(branch, x, weights, name, cfg)
 
-        local = is_local_layer(cfg, i)
-        x = decoder.decoder_layer(walk.x, first, weights, cfg, positions, local, attention, connect)
+        kind = decoder.layer_kind(cfg, i)
+        x = decoder.decoder_layer(walk.x, first, weights, cfg, positions, kind, attention, connect)
         for mixing in seen:
             walk = _after(walk, mixing)
         return walk._replace(x=x)

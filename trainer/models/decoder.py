@@ -26,7 +26,7 @@ from trainer.models.layers import (
     norm,
     project,
     rope_amplitude,
-    rope_inv_freq,
+    rope_frequencies,
     weighted_sum,
 )
 from trainer.models.weights import Params
@@ -73,7 +73,7 @@ def forward(
 
     def layer(i: int, x: jax.Array, weights: Params) -> jax.Array:
         def compute(x: jax.Array, first: jax.Array, weights: Params) -> jax.Array:
-            return decoder_layer(x, first, weights, cfg, positions, is_local_layer(cfg, i), attention)
+            return decoder_layer(x, first, weights, cfg, positions, layer_kind(cfg, i), attention)
 
         return _with_remat(compute, cfg)(x, first, weights)
 
@@ -81,8 +81,9 @@ def forward(
 
 
 def final_hidden(x: jax.Array, params: Params, cfg: Model) -> jax.Array:
-    """Return hidden states [..., D] for the state after the last layer."""
-    return norm(residual.merge_streams(x, cfg), params, "final_norm", cfg)
+    """Return hidden states [..., D] for the state after the last layer, divided by what divides the logits."""
+    hidden = norm(residual.merge_streams(x, cfg), params, "final_norm", cfg)
+    return hidden if cfg.logits_scaling == 1 else hidden / cfg.logits_scaling
 
 
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
@@ -107,9 +108,14 @@ def uncapped_logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
     return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
 
+def layer_kind(cfg: Model, layer: int) -> str:
+    """Return the layer's letter of `model.attention_pattern`."""
+    return cfg.attention_pattern[layer % len(cfg.attention_pattern)]
+
+
 def is_local_layer(cfg: Model, layer: int) -> bool:
     """Return whether the layer uses a local attention window."""
-    return cfg.attention_pattern[layer % len(cfg.attention_pattern)] == "L"
+    return layer_kind(cfg, layer) in "Ll"
 
 
 def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
@@ -118,6 +124,8 @@ def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -
         x = _look_up(meshes.constrain(params["embedding"], "vocab", "embed"), tokens, cfg)
         if cfg.scale_embedding:
             x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
+        if cfg.embedding_multiplier != 1:
+            x = x * cfg.embedding_multiplier
         if cfg.position_embedding == "learned":
             x = x + _look_up(meshes.constrain(params["position_embedding"], None, "embed"), positions, cfg)
         if cfg.norm_embedding:
@@ -194,31 +202,38 @@ def decoder_layer(
     weights: Params,
     cfg: Model,
     positions: jax.Array,
-    local: bool,
+    kind: str,
     attention: AttentionFn,
     connect: residual.Connection = residual.connect,
 ) -> jax.Array:
     """Return the residual stream [B, T, D] after one layer.
 
-    first: the stream before all layers; weights: this layer's own; connect: adds a branch to the stream.
+    first: the stream before all layers; weights: this layer's own; kind: its `layer_kind`; connect: adds a branch to
+    the stream.
     """
     if cfg.residual_scalars:
         x = weighted_sum(x, first, weights["residual_scale"], weights["embedding_scale"])
 
     def one_scale(x: jax.Array, own: Params, positions: jax.Array, value: jax.Array | None = None) -> jax.Array:
-        query, key, projected = _project_qkv(x, own, cfg, positions, local)
-        mixed = attention(query, key, projected if value is None else value, cfg.sliding_window if local else None)
+        query, key, projected = _project_qkv(x, own, cfg, positions, kind)
+        window = cfg.sliding_window if kind in "Ll" else None
+        mixed = attention(query, key, projected if value is None else value, window)
         return checkpoint_name(project(mixed.reshape(*mixed.shape[:2], -1), own, "output", cfg), "output")
 
+    def begun(x: jax.Array, name: str) -> jax.Array:
+        return norm(x, weights, name, cfg) if cfg.pre_norms else x
+
+    def ended(out: jax.Array, name: str) -> jax.Array:
+        out = norm(out, weights, name, cfg) if cfg.post_norms else out
+        return out if cfg.residual_multiplier == 1 else out * cfg.residual_multiplier
+
     def attend(x: jax.Array) -> jax.Array:
-        x = norm(x, weights, "attention_norm", cfg)
+        x = begun(x, "attention_norm")
         attend_to = partial(maha.attend, cfg=cfg, one_scale=one_scale) if cfg.attention_form == "maha" else one_scale
-        out = attend_to(x, weights, positions)
-        return norm(out, weights, "post_attention_norm", cfg) if cfg.post_norms else out
+        return ended(attend_to(x, weights, positions), "post_attention_norm")
 
     def feed_forward(x: jax.Array) -> jax.Array:
-        out = mlp(norm(x, weights, "mlp_norm", cfg), weights, cfg)
-        return norm(out, weights, "post_mlp_norm", cfg) if cfg.post_norms else out
+        return ended(mlp(begun(x, "mlp_norm"), weights, cfg), "post_mlp_norm")
 
     with jax.named_scope("attention"):
         x = connect(attend, x, weights, "attention", cfg)
@@ -235,7 +250,7 @@ def _ffn_chunk_size(x: jax.Array, cfg: Model) -> int:
 
 
 def _project_qkv(
-    x: jax.Array, weights: Params, cfg: Model, positions: jax.Array, local: bool
+    x: jax.Array, weights: Params, cfg: Model, positions: jax.Array, kind: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return a layer's query (scaled), key and value [B, T, heads, head_dim], with rotary positions applied."""
 
@@ -245,12 +260,13 @@ def _project_qkv(
 
     def placed(name: str) -> jax.Array:
         out = heads(name)
-        if cfg.qk_norm == "before_rotation":
+        if cfg.qk_norm in ("before_rotation", "whole"):
             out = norm(out, weights, f"{name}_norm", cfg)
-        if cfg.position_embedding == "rope":
+        if cfg.position_embedding == "rope" and kind in "LG":
             out = apply_rope(out, positions, frequencies, amplitude)
         return norm(out, weights, f"{name}_norm", cfg) if cfg.qk_norm == "after_rotation" else out
 
-    frequencies, amplitude = rope_inv_freq(cfg, local=local), rope_amplitude(cfg, local=local)
+    local = kind in "Ll"
+    frequencies, amplitude = rope_frequencies(cfg, positions, local=local), rope_amplitude(cfg, local=local)
     query = placed("query") * jnp.asarray((cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5, x.dtype)
     return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), heads("value")))  # pyright: ignore[reportReturnType]

@@ -65,13 +65,14 @@ def _inits(cfg: Model) -> _Inits:
     return _Inits(normal(1.0), normal(0.001), uniform((3 / cfg.dim) ** 0.5), zeros, zeros)
 
 
-def _norm_weights(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -> Iterator[tuple[str, Weight]]:
-    """Yield a norm's weights: none, a gain, or a gain and a bias."""
-    shape = (size or cfg.dim,)
+def _norm_weights(cfg: Model, name: str, **sizes: int) -> Iterator[tuple[str, Weight]]:
+    """Yield a norm's weights: none, a gain, or a gain and a bias. sizes: of its axes; by default the stream's."""
+    sizes = sizes or {"embed": cfg.dim}
+    shape, axes = tuple(sizes.values()), tuple(sizes)
     if cfg.norm != "rms_plain":
-        yield name, Weight(shape, (axis,), zeros if cfg.norm == "rms_plus_one" else ones)
+        yield name, Weight(shape, axes, zeros if cfg.norm == "rms_plus_one" else ones)
     if cfg.norm == "layer":
-        yield f"{name}_bias", Weight(shape, (axis,), zeros)
+        yield f"{name}_bias", Weight(shape, axes, zeros)
 
 
 def _layer_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
@@ -85,7 +86,8 @@ def _layer_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
 
 
 def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
-    yield from _norm_weights(cfg, "attention_norm")
+    if cfg.pre_norms:
+        yield from _norm_weights(cfg, "attention_norm")
     for name, heads, axis in (
         ("query", cfg.num_heads, "heads"),
         ("key", cfg.num_kv_heads, "kv_heads"),
@@ -98,14 +100,16 @@ def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]
     if cfg.biases in ("attention", "all"):
         yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.qk_norm != "none":
-        yield from _norm_weights(cfg, "query_norm", "head_dim", cfg.head_dim)
-        yield from _norm_weights(cfg, "key_norm", "head_dim", cfg.head_dim)
+        whole = cfg.qk_norm == "whole"
+        for name, axis, heads in (("query", "heads", cfg.num_heads), ("key", "kv_heads", cfg.num_kv_heads)):
+            yield from _norm_weights(cfg, f"{name}_norm", **({axis: heads} if whole else {}), head_dim=cfg.head_dim)
     if cfg.post_norms:
         yield from _norm_weights(cfg, "post_attention_norm")
 
 
 def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
-    yield from _norm_weights(cfg, "mlp_norm")
+    if cfg.pre_norms:
+        yield from _norm_weights(cfg, "mlp_norm")
     gated = cfg.mlp in ("geglu", "swiglu")
     if gated:
         yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)

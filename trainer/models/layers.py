@@ -167,12 +167,14 @@ def weighted_sum(x: jax.Array, y: jax.Array, a: jax.Array, b: jax.Array) -> jax.
 def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     """Normalize the last axis in float32: RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm, by `model.norm`.
 
-    weights: a tree that may hold `name` (the gain) and `name`_bias. Shape and dtype are preserved.
+    weights: a tree that may hold `name` (the gain) and `name`_bias. A gain of several axes normalizes as many. Shape
+    and dtype are preserved.
     """
     wide = x.astype(jnp.float32)
+    axes = tuple(range(-weights[name].ndim, 0)) if name in weights else -1
     if cfg.norm == "layer":
-        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_eps)
+        wide = wide - jnp.mean(wide, axis=axes, keepdims=True)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + cfg.norm_eps)
     if cfg.norm == "rms_plus_one":
         wide = wide * (1 + weights[name])
     elif cfg.norm != "rms_plain":
@@ -182,9 +184,21 @@ def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     return wide.astype(x.dtype)
 
 
-def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
-    """Return radians per token for each pair of a head's entries, float32 [head_dim / 2], by `model.rope_scaling`."""
-    half = cfg.head_dim // 2
+def rope_frequencies(cfg: Model, positions: jax.Array, *, local: bool) -> np.ndarray | jax.Array:
+    """Return `rope_inv_freq` for positions [B, T]; that of longrope by the row's longest text, [B, 1, 1, n]."""
+    scaling, frequencies = _rope_scaling(cfg, local), rope_inv_freq(cfg, local=local)
+    if scaling is None or scaling.kind != "longrope":
+        return frequencies
+    is_long = jnp.max(positions, axis=1)[:, None, None, None] >= scaling.original_max_position_embeddings
+    return jnp.where(is_long, rope_inv_freq(cfg, local=local, long=True), frequencies)
+
+
+def rope_inv_freq(cfg: Model, *, local: bool, long: bool = False) -> np.ndarray:
+    """Return radians per token for each rotated pair of a head's entries, float32, by `model.rope_scaling`.
+
+    long: those of longrope in long texts.
+    """
+    half = cfg.rotated_dim // 2
     base = (cfg.rope_local_theta or cfg.rope_theta) if local else cfg.rope_theta
     frequencies = base ** (-np.arange(half, dtype=np.float64) / half)
     scaling = _rope_scaling(cfg, local)
@@ -192,6 +206,8 @@ def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
         return frequencies.astype(np.float32)
     if scaling.kind == "linear":
         return (frequencies / scaling.factor).astype(np.float32)
+    if scaling.kind == "longrope":
+        return (frequencies / (scaling.long_factor if long else scaling.short_factor)).astype(np.float32)
     if scaling.kind == "yarn":
         first, last = (
             half * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(base)
@@ -199,7 +215,7 @@ def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
         )
         if scaling.truncate:
             first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, cfg.head_dim - 1)
+        first, last = max(first, 0), min(last, cfg.rotated_dim - 1)
         kept = 1 - np.clip((np.arange(half) - first) / (last - first or 0.001), 0, 1)
     else:
         waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
@@ -209,9 +225,8 @@ def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
 
 
 def rope_amplitude(cfg: Model, *, local: bool) -> float:
-    """Return the factor of the sines and cosines: yarn's attention factor, else 1."""
-    scaling = _rope_scaling(cfg, local)
-    return scaling.attention_factor if scaling is not None and scaling.kind == "yarn" else 1.0
+    """Return the factor of the sines and cosines: the attention factor of yarn and longrope, else 1."""
+    return getattr(_rope_scaling(cfg, local), "attention_factor", 1.0)
 
 
 def _rope_scaling(cfg: Model, local: bool) -> RopeScaling | None:
@@ -219,16 +234,21 @@ def _rope_scaling(cfg: Model, local: bool) -> RopeScaling | None:
     return None if local and cfg.rope_local_theta else cfg.rope_scaling
 
 
-def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, amplitude: float = 1.0) -> jax.Array:
-    """Apply rotary position embedding (https://arxiv.org/abs/2104.09864), pairing the two halves of a head.
+def apply_rope(
+    x: jax.Array, positions: jax.Array, frequencies: np.ndarray | jax.Array, amplitude: float = 1.0
+) -> jax.Array:
+    """Apply rotary position embedding (https://arxiv.org/abs/2104.09864), pairing the two halves of what is rotated.
 
-    x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [head_dim / 2], radians per token;
-    amplitude: factor of the result. Shape and dtype are preserved; angles are float32.
+    x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [..., n <= head_dim / 2], radians per token, of
+    the first 2 n entries of a head, the others stay; amplitude: factor of what is rotated. Shape and dtype are
+    preserved; angles are float32.
     """
+    turned, rest = jnp.split(x, [2 * frequencies.shape[-1]], axis=-1)
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     sin, cos = ((amplitude * wave).astype(x.dtype) for wave in (jnp.sin(angles), jnp.cos(angles)))
-    left, right = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    left, right = jnp.split(turned, 2, axis=-1)
+    parts = [left * cos - right * sin, right * cos + left * sin]
+    return jnp.concatenate([*parts, rest] if rest.shape[-1] else parts, axis=-1)
 
 
 def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:

@@ -192,7 +192,7 @@ class Policy:
 
     def default_sampling(self) -> Sampling:
         """Return how the run drew its responses; for other weights, 256 tokens at temperature 1."""
-        loop, longest = self.loop, self.cfg.max_seq_len
+        loop, longest = self.loop, self.cfg.max_sampled_len
         if loop is None:
             return Sampling(min(256, longest // 2), 1.0, None, None, 0)
         return Sampling(loop.max_new_tokens, loop.temperature, loop.sampler.top_k, loop.sampler.top_p, 0)
@@ -213,13 +213,13 @@ class Policy:
             RunFileError: a prompt is empty, or leaves no room for a response.
         """
         longest = max(map(len, prompts))
-        room = self.cfg.max_seq_len - sampling.max_new_tokens
+        room = self.cfg.max_sampled_len - sampling.max_new_tokens
         if not all(prompts):
             raise RunFileError("the prompt is empty")
         if longest > room:
             raise RunFileError(
                 f"the prompt has {longest} tokens, and with --max-new-tokens {sampling.max_new_tokens} it exceeds "
-                f"model.max_seq_len, {self.cfg.max_seq_len}"
+                f"model.max_seq_len, {self.cfg.max_sampled_len}"
             )
         settings = SamplerSettings(
             room if stream else min(room, -(-longest // 64) * 64),

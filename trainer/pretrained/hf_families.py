@@ -4,14 +4,17 @@ Tensor names as of transformers 5 (https://huggingface.co/docs/transformers/mode
 `conf/config_json.py` reads config.json.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.config_json import FAMILIES, UnknownArchitectureError
+from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES, MULTIPLIERS, UnknownArchitectureError
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
+from conf.hugging_face_fields import FIELDS
 from conf.schema.training.model import Model, family_switches
 
 Arrays = tuple[np.ndarray, ...]
@@ -32,13 +35,13 @@ class TensorMapping(NamedTuple):
 
 def hf_config(cfg: Model) -> dict[str, Any]:
     """Return a config.json from which transformers builds the same model. Raises UnknownArchitectureError."""
-    kind = next((kind for kind, family in FAMILIES.items() if family == family_of(cfg)), None)
+    found = family_of(cfg)
+    kind = next((kind for kind, family in FAMILIES.items() if family == found), None)
     if kind is None:
         raise UnknownArchitectureError(_why_unpublished(cfg))
-    classes = {"gemma2": "Gemma2", "gemma3_text": "Gemma3", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     common = {
         "model_type": kind,
-        "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else f"{classes[kind]}ForCausalLM"],
+        "architectures": [ARCHITECTURES[kind][0]],
         "vocab_size": cfg.vocab_size,
         "tie_word_embeddings": cfg.tie_word_embeddings,
         "dtype": "float32",
@@ -48,11 +51,13 @@ def hf_config(cfg: Model) -> dict[str, Any]:
             "n_layer": cfg.num_layers, "n_embd": cfg.dim, "n_head": cfg.num_heads, "n_inner": cfg.mlp_dim,
             "n_positions": cfg.max_seq_len, "layer_norm_epsilon": cfg.norm_eps, "activation_function": "gelu_new",
         }  # fmt: skip
+    if (FIELDS[kind]["pad_token_id"].default or 0) >= cfg.vocab_size:
+        common["pad_token_id"] = None  # transformers makes it a row of the embedding
     return common | _rotary_config(cfg, kind)
 
 
-COMMON_KEYS = {"norm_eps", "max_seq_len"}
-"""Model keys that every config.json contains."""
+COMMON_KEYS = {"norm_eps", "max_seq_len", "family"}
+"""Model keys that every config.json contains, and the family, which it is."""
 ROTARY_KEYS = {"rope_theta", "rope_scaling", "tie_word_embeddings", "biases"}
 WINDOW_KEYS = {"attention_pattern", "sliding_window"}
 GEMMA_KEYS = ROTARY_KEYS | WINDOW_KEYS | {"query_pre_attn_scalar", "final_logit_softcap"}
@@ -63,6 +68,14 @@ KEYS_BY_FAMILY = {
     "qwen2": ROTARY_KEYS | WINDOW_KEYS,
     "qwen3": ROTARY_KEYS | WINDOW_KEYS,
     "gpt2": {"biases"},
+    "mistral": ROTARY_KEYS | WINDOW_KEYS,
+    "ministral": ROTARY_KEYS | WINDOW_KEYS,
+    "gemma": ROTARY_KEYS,
+    "smollm3": ROTARY_KEYS | WINDOW_KEYS,
+    "olmo2": ROTARY_KEYS,
+    "granite": ROTARY_KEYS | {"query_pre_attn_scalar", *MULTIPLIERS},
+    "phi3": ROTARY_KEYS | WINDOW_KEYS | {"partial_rotary_factor"},
+    "olmo3": ROTARY_KEYS | WINDOW_KEYS | {"rope_local_theta"},
 }
 """Further model keys per family."""
 BIASES_BY_FAMILY = {
@@ -72,8 +85,14 @@ BIASES_BY_FAMILY = {
     "qwen2": ("qkv",),
     "qwen3": ("none", "attention"),
     "gpt2": ("all",),
+    "smollm3": ("none", "attention", "mlp", "all"),
+    "granite": ("none", "attention", "mlp", "all"),
+    **dict.fromkeys(("gemma", "olmo2", "olmo3"), ("none", "attention")),
+    **dict.fromkeys(("mistral", "ministral", "phi3"), ("none",)),
 }
 """Values of `model.biases` per family."""
+PATTERNS = {"mistral": "L+|G+", "phi3": "L+|G+", "smollm3": "[LGlg]+"}
+"""What `model.attention_pattern` is per family, where it is not L and G at will."""
 COMPUTE_KEYS = {
     "init",
     "activation_dtype",
@@ -91,15 +110,19 @@ COMPUTE_KEYS = {
 
 
 def family_of(cfg: Model) -> str | None:
-    """Return the family whose config.json can express the model, or None."""
-    for name, said in KEYS_BY_FAMILY.items():
+    """Return the family whose config.json can express the model, its own if it can, or None."""
+    for name, said in sorted(KEYS_BY_FAMILY.items(), key=lambda item: item[0] != cfg.family):
         free = COMMON_KEYS | said | COMPUTE_KEYS
         if cfg.attention_pattern == "G":
             free |= {"sliding_window"}  # of no layer
         if cfg.biases not in BIASES_BY_FAMILY[name]:
             continue
-        if name == "gemma3" and cfg.rope_local_theta is None:
+        if not re.fullmatch(PATTERNS.get(name, "[LG]+"), cfg.attention_pattern):
+            continue
+        if "rope_local_theta" in said and cfg.rope_local_theta is None:
             continue  # transformers would use its default
+        if name == "phi3" and cfg.rope_scaling is not None and cfg.rope_scaling.kind != "longrope":
+            continue
         if all(getattr(cfg, key) == value for key, value in family_switches(name).items() if key not in free):
             return name
     return None
@@ -125,12 +148,18 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
     if not cfg.tie_word_embeddings:
         yield _copied("lm_head.weight", "unembedding")
     layer = "layers.{i}."
-    yield _copied(f"{layer}input_layernorm.weight", "attention_norm")
+    if cfg.pre_norms:
+        yield _copied(f"{layer}input_layernorm.weight", "attention_norm")
     after = "post_attention_norm" if cfg.post_norms else "mlp_norm"
     yield _copied(f"{layer}post_attention_layernorm.weight", after)
     if cfg.post_norms:
-        yield _copied(f"{layer}pre_feedforward_layernorm.weight", "mlp_norm")
+        if cfg.pre_norms:
+            yield _copied(f"{layer}pre_feedforward_layernorm.weight", "mlp_norm")
         yield _copied(f"{layer}post_feedforward_layernorm.weight", "post_mlp_norm")
+    yield _merge_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
+    if family == "phi3":
+        yield from _fused_tensors(cfg, layer)
+        return
     for letter, name, heads in (
         ("q", "query", cfg.num_heads),
         ("k", "key", cfg.num_kv_heads),
@@ -140,14 +169,34 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
         if cfg.biases in ("qkv", "attention", "all"):
             yield _with_shape(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
         if cfg.qk_norm != "none" and name != "value":
-            yield _copied(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm")
-    yield _merge_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
+            shape = (heads, cfg.head_dim) if cfg.qk_norm == "whole" else (cfg.head_dim,)
+            yield _with_shape(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm", shape)
     if cfg.biases in ("attention", "all"):
         yield _copied(f"{layer}self_attn.o_proj.bias", "output_bias")
     for name in ("gate", "up", "down"):
         yield TensorMapping(f"{layer}mlp.{name}_proj.weight", (name,), lambda x: (x.T,), lambda x: x.T)
         if cfg.biases in ("mlp", "all"):
             yield _copied(f"{layer}mlp.{name}_proj.bias", f"{name}_bias")
+
+
+def _fused_tensors(cfg: Model, layer: str) -> Iterator[TensorMapping]:
+    """Yield Phi-3's two products of several: rows of query, key and value, and of gate and up."""
+    heads = (cfg.num_heads, cfg.num_kv_heads, cfg.num_kv_heads)
+    ends = tuple(np.cumsum(heads)[:-1] * cfg.head_dim)
+
+    def split(x: np.ndarray) -> Arrays:
+        parts = zip(np.split(x, ends), heads, strict=True)
+        return tuple(part.T.reshape(x.shape[1], count, cfg.head_dim) for part, count in parts)
+
+    def joined(*parts: np.ndarray) -> np.ndarray:
+        return np.concatenate([part.reshape(part.shape[0], -1).T for part in parts])
+
+    yield TensorMapping(f"{layer}self_attn.qkv_proj.weight", ("query", "key", "value"), split, joined)
+    halves = partial(np.split, indices_or_sections=2)
+    yield TensorMapping(
+        f"{layer}mlp.gate_up_proj.weight", ("gate", "up"), lambda x: tuple(part.T for part in halves(x)), joined
+    )
+    yield TensorMapping(f"{layer}mlp.down_proj.weight", ("down",), lambda x: (x.T,), lambda x: x.T)
 
 
 def _gpt2_tensors(cfg: Model) -> Iterator[TensorMapping]:
@@ -195,7 +244,8 @@ def _merge_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
 
 
 def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
-    gemma = kind.startswith("gemma")
+    known, gemma = FIELDS[kind], kind.startswith("gemma")
+    letters = (cfg.attention_pattern * cfg.num_layers)[: cfg.num_layers]
     written: dict[str, Any] = {
         "num_hidden_layers": cfg.num_layers,
         "hidden_size": cfg.dim,
@@ -205,27 +255,50 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         "intermediate_size": cfg.mlp_dim,
         "max_position_embeddings": cfg.max_seq_len,
         "rms_norm_eps": cfg.norm_eps,
-        "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
+        "hidden_act" if known["hidden_act"].use == "fixed" else "hidden_activation": (
+            "gelu_pytorch_tanh" if gemma else "silu"
+        ),
         "rope_theta": cfg.rope_theta,
     }
     if (scaling := cfg.rope_scaling) is not None:
-        written["rope_scaling"] = {"rope_type": scaling.kind} | scaling.model_dump(exclude={"kind"})
+        written["rope_scaling"] = {"rope_type": scaling.kind} | scaling.model_dump(mode="json", exclude={"kind"})
     if cfg.biases in ("attention", "all"):
         written["attention_bias"] = True
     if cfg.biases in ("mlp", "all"):
         written["mlp_bias"] = True
-    if gemma or "L" in cfg.attention_pattern:
-        letters = (cfg.attention_pattern * cfg.num_layers)[: cfg.num_layers]
-        names = {"L": "sliding_attention", "G": "full_attention"}
-        written |= {"sliding_window": cfg.sliding_window, "layer_types": [names[letter] for letter in letters]}
-        written |= {} if gemma else {"use_sliding_window": True}
-    if gemma:
+    written |= _window_fields(cfg, letters, known)
+    written |= {name: getattr(cfg, name) for name in MULTIPLIERS if name in known}
+    if "attention_multiplier" in known:  # in the digits that a double holds for certain
+        written["attention_multiplier"] = float(f"{(cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5:.15g}")
+    if "no_rope_layers" in known:
+        written["no_rope_layers"] = [int(letter.isupper()) for letter in letters]
+    if known["partial_rotary_factor"].use == "read":
+        original = getattr(scaling, "original_max_position_embeddings", cfg.max_seq_len)
+        written |= {
+            "partial_rotary_factor": cfg.partial_rotary_factor, "original_max_position_embeddings": original
+        }  # fmt: skip
+    if "query_pre_attn_scalar" in known:
         scalar = cfg.query_pre_attn_scalar or cfg.head_dim
         written |= {
             "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # must be an integer
             "attn_logit_softcapping": cfg.attn_logit_softcap,
             "final_logit_softcapping": cfg.final_logit_softcap,
         }
-    if cfg.rope_local_theta is not None:
+    if "rope_local_base_freq" in known and cfg.rope_local_theta is not None:
         written["rope_local_base_freq"] = cfg.rope_local_theta
+    elif kind in BY_LAYER_TYPE:  # transformers 5; version 4 reads the fields above
+        everywhere = written.get("rope_scaling", {"rope_type": "default"}) | {"rope_theta": cfg.rope_theta}
+        local = {"rope_type": "default", "rope_theta": cfg.rope_local_theta}
+        written["rope_parameters"] = {"full_attention": everywhere, "sliding_attention": local}
     return written
+
+
+def _window_fields(cfg: Model, letters: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of local layers, of those that a config class has."""
+    local, by_layer, switched = "L" in letters.upper(), "layer_types" in known, "use_sliding_window" in known
+    if "sliding_window" not in known or known["sliding_window"].use != "read" or (switched and not local):
+        return {}
+    written: dict[str, Any] = {"sliding_window": cfg.sliding_window if local or by_layer else None}
+    names = {letter: name for name, letter in LAYER_TYPES.items()}
+    written |= {"layer_types": [names[letter.upper()] for letter in letters]} if by_layer else {}
+    return written | ({"use_sliding_window": True} if switched else {})

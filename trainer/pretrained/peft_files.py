@@ -118,8 +118,9 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
     for tensor in hf_families.tensor_mappings(cfg):
         if named.isdisjoint(tensor.param_names):
             continue
-        if cfg.norm == "layer":
-            raise StoreError("model.lora: GPT-2 has one matrix for query, key and value in PEFT; use `--format hf`")
+        if cfg.norm == "layer" or len(tensor.param_names) > 1:
+            family = cfg.family or "GPT-2"
+            raise StoreError(f"model.lora: {family} has one matrix for several of ours in PEFT; use `--format hf`")
         module, (name,) = tensor.hf_name.removesuffix(".weight"), tensor.param_names
         if not tensor.is_per_layer:
             yield _Adapter(module, name, None)

@@ -81,7 +81,7 @@ def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> 
 
     first = x = decoder.embed(copy, cfg, tokens, positions)
     for i, weights in enumerate(copy["layers"]):
-        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.is_local_layer(cfg, i), attend)
+        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.layer_kind(cfg, i), attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
     return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values)))
 
@@ -206,5 +206,5 @@ def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tu
             )
             return mixed
 
-        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.is_local_layer(cfg, i), attend)
+        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.layer_kind(cfg, i), attend)
     return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values))

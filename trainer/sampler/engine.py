@@ -52,6 +52,12 @@ class Sampler:
     def __init__(self, cfg: Model, settings: SamplerSettings, mesh: Mesh, stops: StopCriteria) -> None:
         if cfg.attention_form == "maha":
             raise RunFileError("model.attention_form: maha has no cache, so it cannot generate; only causal can")
+        longest, room = settings.max_prompt_length + settings.max_new_tokens, cfg.max_sampled_len
+        if longest > room < cfg.max_seq_len:
+            raise RunFileError(
+                f"model.rope_scaling: a row of {longest} tokens needs other keys than one of {room} (longrope), which "
+                "a cache cannot hold; lower max_prompt_length or max_new_tokens"
+            )
         self.settings, self.stops = settings, stops
         self.programs = SamplerPrograms(cfg, settings, mesh, stops.token_ids)
         self.slots = self.programs.slots

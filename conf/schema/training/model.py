@@ -46,7 +46,22 @@ class YarnRopeScaling(Strict):
     truncate: bool = Field(description="Round the bounds between the two to whole frequencies.")
 
 
-RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling, Field(discriminator="kind")]
+Factors = tuple[Annotated[float, Field(gt=0)], ...]
+
+
+class LongRopeScaling(Strict):
+    """LongRoPE (https://arxiv.org/abs/2402.13753): each frequency is divided by its own factor."""
+
+    kind: Literal["longrope"]
+    short_factor: Factors = Field(description="Of each frequency, in texts within the original context.")
+    long_factor: Factors = Field(description="Of each frequency, in longer texts.")
+    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
+    attention_factor: float = Field(gt=0, description="Rotated queries and keys are multiplied by this.")
+
+
+RopeScaling = Annotated[
+    LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling, Field(discriminator="kind")
+]
 
 
 class HyperConnections(Strict):
@@ -115,12 +130,18 @@ class Model(Strict):
     mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer.")
     vocab_size: int = Field(ge=2, le=4194304, description="Number of token IDs, at least the tokenizer's.")
 
+    family: Literal["mistral", "ministral", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3"] | None = Field(
+        default=None, description="Whose config.json an export has. null: the first that can say these switches."
+    )
     norm: Literal["rms", "rms_plus_one", "rms_plain", "layer"] = Field(
         description="rms: with a gain. rms_plus_one: gain 1 + weight. rms_plain: no weight. layer: LayerNorm with bias."
     )
     norm_eps: float = Field(gt=0, lt=1, description="Added to the mean square, or to the variance.")
+    pre_norms: bool = Field(default=True, description="Normalize the input of attention and of the feed-forward block.")
     post_norms: bool = Field(description="Also normalize the output of attention and of the feed-forward block.")
-    qk_norm: Literal["none", "before_rotation", "after_rotation"] = Field(description="Normalize query and key heads.")
+    qk_norm: Literal["none", "before_rotation", "after_rotation", "whole"] = Field(
+        description="Normalize query and key heads. whole: all heads together, before rotation."
+    )
     mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="Feed-forward block; the -glu ones are gated.")
     biases: Literal["none", "qkv", "attention", "mlp", "all"] = Field(
         description="Projections with a bias. attention: qkv and the output projection. mlp: the feed-forward block's."
@@ -135,8 +156,11 @@ class Model(Strict):
         description="Extends the context beyond the trained length; with rope_local_theta in global layers only. "
         "null: none."
     )
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1, description="Share of a head that is rotated.")
     attention_pattern: str = Field(
-        pattern=r"^[LG]+$", max_length=512, description="Attention per layer, repeated. L: local, G: global."
+        pattern=r"^[LGlg]+$",
+        max_length=512,
+        description="Attention per layer, repeated. L: local, G: global, l and g: the same without rotary positions.",
     )
     sliding_window: int = Field(
         ge=1, le=16_777_216, description="Tokens that a local layer attends to, including the current one."
@@ -147,6 +171,11 @@ class Model(Strict):
     attn_logit_softcap: float | None = Field(gt=0, description="Attention logits are capped to ± this. null: no cap.")
     final_logit_softcap: float | None = Field(gt=0, description="Output logits are capped to ± this. null: no cap.")
     scale_embedding: bool = Field(description="Multiply embeddings by the square root of dim.")
+    embedding_multiplier: float = Field(default=1.0, gt=0, description="Multiply embeddings by this.")
+    residual_multiplier: float = Field(
+        default=1.0, gt=0, description="Multiply what attention and the feed-forward block add to the residual stream."
+    )
+    logits_scaling: float = Field(default=1.0, gt=0, description="Divide output logits by this.")
     norm_embedding: bool = Field(description="Normalize embeddings before the first layer.")
     residual_scalars: bool = Field(
         description="Each layer starts with x = a x + b x0, where a and b are learned scalars and x0 the embeddings."
@@ -204,7 +233,19 @@ class Model(Strict):
         return self
 
     @model_validator(mode="after")
+    def _rotation_suits_the_head(self) -> "Model":
+        if self.rotated_dim < 2 or self.rotated_dim % 2:
+            raise ValueError(f"partial_rotary_factor x head_dim must be an even number, not {self.rotated_dim}")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
+            for name in ("short_factor", "long_factor"):
+                if (found := len(getattr(self.rope_scaling, name))) != self.rotated_dim // 2:
+                    raise ValueError(f"rope_scaling.{name} must have {self.rotated_dim // 2} numbers, not {found}")
+        return self
+
+    @model_validator(mode="after")
     def _forms_suit_the_model(self) -> "Model":
+        if self.qk_norm == "whole" and self.norm == "rms_plain":
+            raise ValueError("qk_norm whole needs a norm with weights, not rms_plain")
         if self.residual == "mhc_lite" and self.hyper.streams > 5:
             raise ValueError(f"residual mhc_lite has streams! permutations: hyper.streams ({self.hyper.streams}) > 5")
         if self.attention_form == "maha":
@@ -215,6 +256,18 @@ class Model(Strict):
         if self.lora is not None and (self.attention_form != "causal" or self.implementation is not None):
             raise ValueError("lora: only attention_form causal of Slipway's own decoder has adapters; use null")
         return self
+
+    @property
+    def max_sampled_len(self) -> int:
+        """Tokens of the longest text that can be sampled: in longer ones, longrope has other keys for all tokens."""
+        scaling = self.rope_scaling
+        is_long = scaling is not None and scaling.kind == "longrope"
+        return min(self.max_seq_len, scaling.original_max_position_embeddings) if is_long else self.max_seq_len
+
+    @property
+    def rotated_dim(self) -> int:
+        """Entries of a head that are rotated: its first ones."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
 
 def _kind(value: Any) -> str:
@@ -229,6 +282,7 @@ AnyModel = Annotated[
 """What the trainer can train: `trainer.models.weights.weight_table` has the weights of each kind."""
 
 KEYS_FREE_OF_WEIGHTS = {
+    "family",
     "activation_dtype",
     "attention",
     "scan_layers",
@@ -268,4 +322,6 @@ FAMILY_FOLDER = Path(conf.__file__).with_name("model") / "family"
 
 def family_switches(name: str) -> dict[str, Any]:
     """Return all keys of `Model` except the sizes, as in conf/model/family/, without Hydra."""
-    return yaml.safe_load((FAMILY_FOLDER / f"{name}.yaml").read_text())
+    own = yaml.safe_load((FAMILY_FOLDER / f"{name}.yaml").read_text())
+    others = [line.removesuffix("@_here_") for line in own.pop("defaults", ()) if line != "_self_"]
+    return {key: value for other in others for key, value in family_switches(other).items()} | own

@@ -286,14 +286,19 @@ def test_an_export_is_what_transformers_has_loaded(name, tmp_path):
     [
         ("qwen2", {"post_norms": True}),
         ("qwen3", {"biases": "mlp"}),
-        ("llama3", {"biases": "attention", "attention_pattern": "LG"}),
+        ("llama3", {"biases": "attention", "qk_norm": "after_rotation"}),
         ("gpt2", {"biases": "qkv"}),
         ("gemma3", {"attn_logit_softcap": 50.0}),  # transformers would not apply it
         ("gemma3", {"rope_local_theta": None}),  # transformers would take 10,000
+        ("olmo3", {"rope_local_theta": None}),
+        ("olmo2", {"qk_norm": "before_rotation"}),
+        ("granite", {"attention_pattern": "LG"}),
+        ("phi3", {"partial_rotary_factor": 0.5, "biases": "qkv"}),
+        ("smollm3", {"residual_multiplier": 0.5, "attention_pattern": "Gg"}),
     ],
 )
 def test_what_a_family_has_not_is_of_no_family(family, switches):
     names = ("num_layers", "dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_size")
-    sizes: dict[str, Any] = dict.fromkeys(names, 2)
+    sizes: dict[str, Any] = dict.fromkeys(names, 2) | {"head_dim": 4}
     assert hf_families.family_of(Model(**family_switches(family) | sizes)) == family
     assert hf_families.family_of(Model(**family_switches(family) | sizes | switches)) is None

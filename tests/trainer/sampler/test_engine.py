@@ -13,7 +13,7 @@ from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
 from tests.conftest import wide
 from tests.trainer.conftest import make_mesh
-from tests.trainer.models.reference_models import described, expected_of, params_of
+from tests.trainer.models.reference_models import DERIVED, described, expected_of, params_of
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.sampler import Completion, LogitsError, Sampler, SamplerSettings, StopCriteria
@@ -257,10 +257,11 @@ def test_tokens_of_many_characters_are_kept_whole():
     assert stops.find_end([1, 2, 1], 0) == 2
 
 
-# gpt2 has the biases of qwen2; llama3 has nothing that qwen3 has not
-@pytest.mark.parametrize(
-    "family", ["gemma2", "llama_biases", *wide("gemma3", "gpt2", "nanochat", "qwen3", "qwen2_window")]
-)
+# gpt2 has the biases of qwen2; llama3 has nothing that qwen3 has not; phi3_long is refused below
+OTHERS = ("gemma3", "gpt2", "nanochat", "qwen3", "qwen2_window", *sorted({*DERIVED} - {"olmo3", "phi3_long"}))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama_biases", "olmo3", *wide(*OTHERS)])
 def test_greedy_replies_equal_the_reference(family):
     """Prompts of eight lengths, some longer than the window of local layers; the reference answered each alone."""
     expected, cfg = expected_of(family), described(family, scan_layers=family != "llama_biases", remat="none")
@@ -272,3 +273,11 @@ def test_greedy_replies_equal_the_reference(family):
     found = {drawn.row: drawn.tokens for drawn in sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)}
     assert len(np.unique(expected["generated"])) > 4  # replies that change on the way
     np.testing.assert_array_equal([found[row] for row in range(len(prompts))], expected["generated"])
+
+
+def test_a_row_beyond_the_original_context_of_longrope_is_refused():
+    """Its keys would change with its length. Of 16 tokens, a prompt of 6 leaves 10."""
+    cfg, mesh = described("phi3_long"), make_mesh(1, 1, 1)
+    assert Sampler(cfg, SamplerSettings(6, 10, slots=3, chunk=4), mesh, StopCriteria(())).slots == 3
+    with pytest.raises(RunFileError, match=r"model\.rope_scaling: a row of 17 tokens needs other keys than one of 16"):
+        Sampler(cfg, SamplerSettings(7, 10, slots=3, chunk=4), mesh, StopCriteria(()))
