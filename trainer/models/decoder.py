@@ -27,6 +27,7 @@ from trainer.models.layers import (
     project,
     rope_amplitude,
     rope_frequencies,
+    scaled,
     weighted_sum,
 )
 from trainer.models.weights import Params
@@ -82,8 +83,7 @@ def forward(
 
 def final_hidden(x: jax.Array, params: Params, cfg: Model) -> jax.Array:
     """Return hidden states [..., D] for the state after the last layer, divided by what divides the logits."""
-    hidden = norm(residual.merge_streams(x, cfg), params, "final_norm", cfg)
-    return hidden if cfg.logits_scaling == 1 else hidden / cfg.logits_scaling
+    return scaled(norm(residual.merge_streams(x, cfg), params, "final_norm", cfg), 1 / cfg.logits_scaling)
 
 
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
@@ -124,8 +124,7 @@ def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -
         x = _look_up(meshes.constrain(params["embedding"], "vocab", "embed"), tokens, cfg)
         if cfg.scale_embedding:
             x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
-        if cfg.embedding_multiplier != 1:
-            x = x * cfg.embedding_multiplier
+        x = scaled(x, cfg.embedding_multiplier)
         if cfg.position_embedding == "learned":
             x = x + _look_up(meshes.constrain(params["position_embedding"], None, "embed"), positions, cfg)
         if cfg.norm_embedding:
@@ -224,8 +223,7 @@ def decoder_layer(
         return norm(x, weights, name, cfg) if cfg.pre_norms else x
 
     def ended(out: jax.Array, name: str) -> jax.Array:
-        out = norm(out, weights, name, cfg) if cfg.post_norms else out
-        return out if cfg.residual_multiplier == 1 else out * cfg.residual_multiplier
+        return scaled(norm(out, weights, name, cfg) if cfg.post_norms else out, cfg.residual_multiplier)
 
     def attend(x: jax.Array) -> jax.Array:
         x = begun(x, "attention_norm")

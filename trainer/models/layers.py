@@ -164,6 +164,11 @@ def weighted_sum(x: jax.Array, y: jax.Array, a: jax.Array, b: jax.Array) -> jax.
     return jax.checkpoint(compute, prevent_cse=False)(x, y, a, b)  # keeps x and y as they are, not in float32
 
 
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """Multiply by a constant of the config in float32, since bfloat16 would round the constant too."""
+    return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
+
+
 def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     """Normalize the last axis in float32: RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm, by `model.norm`.
 

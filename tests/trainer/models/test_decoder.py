@@ -87,6 +87,11 @@ def test_a_mesh_computes_what_one_device_does(family, sizes):
     np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=1e-6)
 
 
+def test_a_norm_over_all_heads_needs_weights():
+    with pytest.raises(ValueError, match="qk_norm whole needs a norm with weights, not rms_plain"):
+        described("nanochat", qk_norm="whole")
+
+
 def test_bfloat16_activations_stay_close():
     """In unrolled layers. Gradients: tests/trainer/step/test_train_step.py."""
     cfg, expected = described("gemma2", scan_layers=False, remat="none"), expected_of("gemma2")
