@@ -16,6 +16,7 @@ from conf.schema.training.data import (
 )
 from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
 from conf.schema.training.loop_parts import Trm
+from conf.schema.training.model import Model
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from controller.checks.input_files import FOLDERS, sources
 from controller.core.finding import Issue, check
@@ -79,6 +80,17 @@ def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
         yield Issue("maha cannot generate; set loop.text_samples.interval=null")
     if getattr(config.data, "packing", None) == "documents":
         yield Issue("maha needs one document per row; set data.packing=stream")
+
+
+@check("sampled_length", "error", "loop.max_new_tokens")
+def sampled_rows_keep_their_keys(config: Config) -> Iterator[Issue]:
+    """With longrope, the keys of a row beyond the original context are others than before, and a cache holds one."""
+    model, loop = config.model, config.loop
+    if config.program.kind != "trainer" or not isinstance(loop, GrpoLoop) or not isinstance(model, Model):
+        return
+    longest, room = loop.max_prompt_length + loop.max_new_tokens, model.max_sampled_len
+    if longest > room < model.max_seq_len:
+        yield Issue(f"rows of {longest} tokens, and longrope of this model leaves {room}; lower it or the prompts")
 
 
 @check("batch_split", "error", "loop.KEY")

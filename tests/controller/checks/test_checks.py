@@ -17,6 +17,9 @@ GRPO = ["+experiment=quickstart", "cloud=gcp", "cloud.project=acme", "tpu.capaci
 LM = ["program=trainer", "data=jsonl", "data.path=x", "model=tiny", "loop=lm", "optimizer=adamw", "cloud.project=acme"]
 SAMPLERS = [*GRPO, "loop.async_depth=2", "loop.sampler.workers=2"]
 SAMPLER_POD = [*GRPO, "loop.async_depth=2", "loop.sampler.pods=1", "loop.sampler.tpu=v5litepod-1"]
+ONES = ",".join(["1.0"] * 8)
+LONGROPE = "model.rope_scaling={kind:longrope,original_max_position_embeddings:8,attention_factor:1.0,"
+LONGROPE += f"short_factor:[{ONES}],long_factor:[{ONES}]}}"
 MAHA = "model.attention_form=maha"
 NASH = "+experiment=nash_mhc_original"
 TRC = "cloud.trc={zones: [us-central2-b], free_until: 2026-12-31}"
@@ -82,6 +85,7 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*GRPO, "data=jsonl", "data.path=x"], "model_kind: error data.kind: loop.kind=grpo cannot read"),
         ([*LM[:1], "data=arithmetic", *LM[3:]], "model_kind: error data.kind: loop.kind=lm cannot read"),
         ([*LM, "model=trm"], "model_kind: error model.kind: loop.kind=lm cannot train a trm; use loop=puzzle with "),
+        ([*GRPO, "model=tiny", LONGROPE], "sampled_length: error loop.max_new_tokens: rows of "),
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         ([*GRPO, "loop.async_depth=2", "loop.sampler.workers=4"], "sampler_workers: error loop.sampler.workers: 4 wou"),
         ([*SAMPLERS], "sampler_workers: error loop.sampler.workers: has run on emulated pods only: libtpu joins all"),
