@@ -118,7 +118,7 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
     for tensor in hf_families.tensor_mappings(cfg):
         if named.isdisjoint(tensor.param_names):
             continue
-        if cfg.norm == "layer" or len(tensor.param_names) > 1:
+        if cfg.norm == "layer" or len(tensor.param_names) != 1:
             family = cfg.family or "GPT-2"
             raise StoreError(f"model.lora: {family} has one matrix for several of ours in PEFT; use `--format hf`")
         module, (name,) = tensor.hf_name.removesuffix(".weight"), tensor.param_names

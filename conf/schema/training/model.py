@@ -261,8 +261,9 @@ class Model(Strict):
     def max_sampled_len(self) -> int:
         """Tokens of the longest text that can be sampled: in longer ones, longrope has other keys for all tokens."""
         scaling = self.rope_scaling
-        is_long = scaling is not None and scaling.kind == "longrope"
-        return min(self.max_seq_len, scaling.original_max_position_embeddings) if is_long else self.max_seq_len
+        if scaling is None or scaling.kind != "longrope":
+            return self.max_seq_len
+        return min(self.max_seq_len, scaling.original_max_position_embeddings)
 
     @property
     def rotated_dim(self) -> int:
