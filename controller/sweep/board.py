@@ -83,7 +83,7 @@ class BoardRow(Record):
         numbers = {name: value for name, value in summary.items() if numeric(value) is not None}
         for name in chain(*result_values(numbers)):
             known = self.values if self.metric == name else []
-            value = float(numbers.get(f"{name}_after", numbers.get(name)))
+            value = float(numbers[f"{name}_after" if f"{name}_after" in numbers else name])
             self.metric, self.values = name, [*known, value][-SPARK_POINTS:]
             break
 
