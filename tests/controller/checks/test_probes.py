@@ -258,7 +258,7 @@ TPU_API = ("tpu=v6e_8", "tpu.plane=tpu_api")
             "error tpu.zone: slipway does not know us-west9-a (conf/tpu_types.yaml); did you mean ",
         ),
         (["tpu.zone=us-moon1-a", "network.cidr=10.9.0.0/20"], "warning tpu.zone: slipway does not know us-moon1-a"),
-        (["tpu.fallback_zones=[us-moon1-a]"], "if us-moon1 is new, set network.cidr too, e.g. 10.80.0.0/20"),
+        (["tpu.fallback_zones=[us-moon1-a]"], "error tpu.fallback_zones: slipway does not know us-moon1-a"),
         (["cloud=local", "tpu.zone=us-central1-ai9z"], "warning tpu.zone: slipway does not know us-central1-ai9z"),
         (["tpu.fallback_zones=[us-east5-z]"], "warning tpu.fallback_zones: slipway does not know us-east5-z"),
         (["tpu.fallback_zones=[us-central1-b]"], "warning tpu.fallback_zones: us-central1-b has no v5e"),
