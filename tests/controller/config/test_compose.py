@@ -59,7 +59,7 @@ def test_normalize() -> None:
         (["+experiment=quickstrat"], "no experiment named 'quickstrat'; did you mean experiment=quickstart?"),
         (["colour=red"], "colour: unknown group; "),
         (["tpu.zone=[1"], "tpu.zone"),
-        ([QUICKSTART, "optimizer.lr=1e-4,7e-4"], "for a sweep add -m, for a list write 'optimizer.lr=[1e-4,7e-4]'"),
+        ([QUICKSTART, "optimizer.lr=1e-4,7e-4"], "optimizer.lr: '1e-4,7e-4' is several values; for a sweep add -m"),
         (
             [QUICKSTART, 'loop.rewards={"trainer.x:brief": 0.1}'],
             "write keys without quotes, and a colon in a key as",
