@@ -75,7 +75,7 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
         ([*GRPO, "loop.evaluations={e: my_reward:brief}"], "loop.evaluations.e: evaluation my_reward:brief takes"),
         ([*GRPO, "loop.evaluations={e: my_evaluation:styles}"], "defines style, counting, solved"),
         ([*LM, "loop.evaluations={e: my_evaluation:style}"], "loop.evaluations.e: my_evaluation:style: only the grpo"),
-        ([*LM, "loop.evaluations={e: core}"], "missing a required argument: 'path'"),
+        ([*LM, "loop.evaluations={e: core}"], "argument: 'path'"),
         ([*LM, "loop.evaluations={e: {run: core, options: {path: x, most: 5}}}"], "loop.evaluations.e: evaluation"),
         ([*LM, "loop.evaluations={e: {run: code, options: {path: x}}}", OWN_MODEL], "evaluation: loop.evaluations.e:"),
         ([*PUZZLE, "loop.evaluations={e: {run: core, options: {path: x}}}"], "core is for language models"),
