@@ -5,6 +5,7 @@ import json
 import logging
 import sqlite3
 import traceback
+import weakref
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,9 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.folder = path.parent
-        self.database = sqlite3.connect(path, isolation_level=None)
+        # a store that nobody has any more is closed, by whichever thread collects it
+        self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self.database.close)
         # With these two, a killed process loses nothing; only a crash of the whole machine could.
         self.database.execute("PRAGMA journal_mode=WAL")
         self.database.execute("PRAGMA synchronous=OFF")

@@ -9,6 +9,7 @@ import sqlite3
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ Point = tuple[int, str, float]
 
 
 def trackio_points(folder: Path) -> list[Point]:
-    with sqlite3.connect(folder / "trackers/trackio/slipway.db") as store:
+    with closing(sqlite3.connect(folder / "trackers/trackio/slipway.db")) as store:
         names = {name for (name,) in store.execute("SELECT DISTINCT run_name FROM metrics")}
         assert names == {"run-1"}
         rows = store.execute("SELECT step, metrics FROM metrics").fetchall()
