@@ -22,12 +22,12 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Issue, UncheckedError, check
 from controller.core.text import plural
 from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceDisabledError
+from controller.inputs import program_words
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
 from controller.inputs.git import repository_root, strip_password
 from controller.inputs.modules import absent_imports, meant_module
 from controller.inputs.own_program import HERE_CLOUDS, quote_words
-from controller.inputs.program_words import modules_in, program_file, program_problem, shell_line, syntax_problem
 from controller.inputs.resolved_assets import path_exists
 from controller.plan.build import Plan
 from controller.plan.project_steps import bastion_name
@@ -41,9 +41,8 @@ from controller.resources.pod.provisioner import disk_type
 def stand_in_runs_locally(config: Config) -> Iterator[Issue]:
     """A stand-in only imitates the program: on a real pod it would be billed for nothing."""
     if config.code.stand_in and config.cloud.kind != "local":
-        yield Issue(
-            "stand-ins need the emulated cloud (`slipway rehearse`, cloud=local); use scale=full for the real program"
-        )
+        cure = "(`slipway rehearse`, cloud=local); use scale=full for the real program"
+        yield Issue(f"stand-ins need the emulated cloud {cure}")
 
 
 @check("complete", "error", "model", "data", "loop", "optimizer")
@@ -85,7 +84,7 @@ class Words(NamedTuple):
 
 def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
     """Yield why the workers could not start a program."""
-    if meant := shell_line(words.argv):
+    if meant := program_words.shell_line(words.argv):
         written = words.form.format(quote_words(shlex.split(meant[1])))
         yield Issue(f"{meant[0]}; use {words.key}={written}", words.key)
         return
@@ -95,24 +94,25 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         root = repository_root(Path.cwd()).resolve()
     except ConfigError:
         return  # it is reported when the code is read
-    is_command = words.key == "program.command"
-    bare = is_command and _has_slipways_packages(config)
+    bare = words.key == "program.command" and _has_slipways_packages(config)
     own = config.env.packages in ("lock", "requirements")
     python = next((word for word in words.argv if PYTHON.fullmatch(word)), "")
     if own and python and python.removeprefix("python") != ".".join(config.env.python.split(".")[:2]):
         told = f"{python} is not the Python of the packages, which is {config.env.python} (env.python); write python"
         yield Issue(told, words.key, "warning")
-    if problem := program_problem(words.argv, root, root, bare=bare):
+    if problem := program_words.program_problem(words.argv, root, root, bare=bare):
         yield Issue(problem, words.key, None if words.certain else "warning")
-    elif (found := program_file(words.argv, root)) is not None:
+    elif problem := program_words.program_doubt(words.argv, root, root, here=config.cloud.kind in HERE_CLOUDS):
+        yield Issue(problem, words.key, "warning")
+    elif (found := program_words.program_file(words.argv, root)) is not None:
         file, imports_begin = found
-        if problem := syntax_problem(words.argv, file):
+        if problem := program_words.syntax_problem(words.argv, file):
             newer = own and version_info[:2] < tuple(map(int, config.env.python.split(".")[:2]))
             yield Issue(problem, words.key, "warning" if newer else None)
         elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
             lock = config.env.packages == "lock"
             lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
-            for absent, module in absent_imports(file, files := modules_in(imports_begin), locked=lock):
+            for absent, module in absent_imports(file, files := program_words.modules_in(imports_begin), locked=lock):
                 hint = re.sub("^.* lies outside .*", "", meant_module(module, files))
                 yield Issue("; ".join(filter(None, [f"{absent}, and {lacking}", hint])), words.key, "warning")
 

@@ -4,6 +4,7 @@ The same judgement for the words after `--` and for `program.command`.
 """
 
 import ast
+import os
 import re
 import shlex
 import shutil
@@ -42,6 +43,8 @@ SHELL_SYNTAX = frozenset("$`*?~\n;&|<>(){}")
 PLACEHOLDER = "{"
 """Begins what Slipway fills in."""
 SYSTEM_PLACES = ("/usr/", "/bin/", "/opt/")
+OF_PYTHON = frozenset(["", ".py", ".pyw", ".pyc", ".pyz", ".zip", ".whl", ".egg"])
+"""Endings of what python starts."""
 JOBS = "slipway_job"
 """The module that is shipped with the jobs of a multirun."""
 NO_PROGRAM = "there is no such program on this machine or among Slipway's packages"
@@ -110,6 +113,8 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
         return "the program's name is empty; name one, such as python train.py"
     words, folder = started(argv, folder)
     script = script_of(words)
+    if (named := script or words[0]).endswith(".ipynb"):
+        return f"{named}: is a notebook, no program; jupyter nbconvert --to script {shlex.quote(named)} makes one of it"
     if script is None:
         return _option_problem(words) or (_absence(words, folder) if bare else "")
     if PLACEHOLDER in script:
@@ -122,12 +127,41 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     if not path.resolve().is_relative_to(root):
         return f"{script}: is outside {root}, which is what the workers get"
     if not path.is_file() and not (path / "__main__.py").is_file():
-        siblings = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set[str]()
-        near = nearest_names(path.name, {name for name in siblings if name.endswith(SCRIPT_SUFFIXES)})
-        return f"{script}: there is no such file in {folder}, which has {near or 'no programs'}"
+        return f"{script}: there is no such file in {folder}{_near_programs(path, folder, root)}"
     if run_git(["check-ignore", "--quiet", script], folder).returncode == 0:
         return f"{script}: is ignored by git, so the workers would not get it; see .gitignore"
     return _start_problem(words, path)
+
+
+def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool) -> str:
+    """Return why the workers may lack what the words name, or start what is no program; empty if nothing says so.
+
+    Args:
+        argv: as for `program_problem`, which finds no fault with it; so are folder and root.
+        folder: where they start.
+        root: the code that is shipped.
+        here: whether this machine's files are the workers' too.
+    """
+    words, folder = started(argv, folder)
+    script = script_of(words) or ""
+    if PLACEHOLDER in script:
+        return ""
+    if script.startswith("/") and not script.startswith(SYSTEM_PLACES) and not (here and Path(script).exists()):
+        return f"{script}: is outside {root}, which is what the workers get; it must be on them already"
+    if Path(words[0]).name.startswith("python") and Path(script).suffix not in OF_PYTHON:
+        return f"{script}: is no Python by its name; python starts files such as {Path(script).stem}.py"
+    return ""
+
+
+def _near_programs(path: Path, folder: Path, root: Path) -> str:
+    """Say which programs are meant by one that is not there: those so called elsewhere, or with names like it."""
+    listed = run_git(["ls-files", "-z", "--cached", "--others", "--exclude-standard"], root).stdout.split("\0")
+    files = [root / name for name in listed if name.endswith(SCRIPT_SUFFIXES) and (root / name).is_file()]
+    if same := sorted(os.path.relpath(file, folder) for file in files if file.name == path.name):
+        return f"; did you mean {' or '.join(same[:3])}?"
+    beside = {file.name for file in files if file.parent == path.parent.resolve()}
+    near = nearest_names(path.name, beside or {os.path.relpath(file, folder) for file in files})
+    return f", which has {near or 'no programs'}"
 
 
 def _option_problem(words: Sequence[str]) -> str:

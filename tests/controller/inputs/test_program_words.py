@@ -36,6 +36,8 @@ PROGRAMS = {
     "lab/alone.py": "import beside\n",
     "near.py": "import numpyy\n",
     "lab/inner.py": "import beside\nfrom lab.inner import y\n",
+    "book.ipynb": '{"cells": []}',
+    "job.slurm": "ls\n",
     "elsewhere.py": "import sys\nsys.path.append('x')\nimport nosuchpkg\n",
 }
 
@@ -84,7 +86,18 @@ PROGRAMS = {
             "line 1: imports numpyy, and this machine, whose packages the workers have, has no such package; did you m",
         ),
         (["python", "lab/alone.py"], "alone.py, line 1: imports beside, and this machine, whose packages the workers"),
+        (["python", "src/plain.py"], "error src/plain.py: there is no such file in "),
+        (["python", "x/alone.py"], "; did you mean lab/alone.py?"),
+        (["python", "alone.py"], "; did you mean lab/alone.py?"),
+        (["python", "src/palin.py"], ", which has plain.py"),
+        (
+            ["python", "book.ipynb"],
+            "error book.ipynb: is a notebook, no program; jupyter nbconvert --to script book.ip",
+        ),
+        (["./book.ipynb"], "error ./book.ipynb: is a notebook, no program; jupyter nbconvert --to script ./book.ipynb"),
+        (["book.ipynb"], "error book.ipynb: is a notebook, no program; "),
         (["python", "-m", "lab.inner"], None),
+        (["bash", "job.slurm"], None),
         (["python", "elsewhere.py"], None),
         (["python", "plain.py"], None),
         (["bash", "-lc", "cd lab && python x.py"], None),
@@ -113,7 +126,9 @@ def test_a_command_of_the_config_is_judged_as_words_after_two_dashes_are(
         assert f"error {refused.value}" == issues[0]
 
 
-def test_what_other_words_may_make_or_use_is_less_certain(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_other_words_may_make_or_use_is_less_certain(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(repository)
 
     def said(*words: str) -> list[str]:
@@ -127,6 +142,18 @@ def test_what_other_words_may_make_or_use_is_less_certain(repository: Path, monk
     assert absent.startswith("error program.setup: no.sh: there is no such file")
     assert line.endswith('use program.setup=[[bash,-c,"cd a && make"]]')
     (repository / "no.sh").touch()
+    for name in ("notes.txt", "lab.yaml"):
+        (repository / name).write_text("a: 1")
+        [wrong] = said(*own[:1], f"program.command=[python,{name}]")
+        assert wrong.startswith(f"warning program.command: {name}: is no Python by its name")
+    absent, here = "/nowhere/train.py", f"{tmp_path_factory.mktemp('beside')}/beside.py"
+    Path(here).touch()
+    for words in (f"[python,{absent}]", f"[bash,-c,'python {absent}']", f"[{absent}]"):
+        [wrong] = said(*own[:1], f"program.command={words}")
+        assert wrong.startswith(f"warning program.command: {absent}: is outside {repository}, which is what the worke")
+    assert said(*own[:1], f"program.command=[python,{here}]") == []
+    assert "it must be on them" in said(*own[:1], f"program.command=[python,{here}]", "cloud=gcp", "cloud.project=a")[0]
+    assert said(*own[:1], "program.command=[/opt/own/prog]") == []
     assert said(*own[:1], "program.command=[ehco]", "env.packages=none") == []
     [other] = said(*own[:1], "program.command=[python3.9,train.py]", "env.packages=lock", "env.python='3.11'")
     assert other.startswith("warning program.command: python3.9 is not the Python of the packages, which is 3.11")
