@@ -18,7 +18,7 @@ from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, 
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
-from controller.checks.input_files import FOLDERS, sources
+from controller.checks.input_files import FOLDERS, paths_here, sources
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.inputs.addresses import What, address_problem, how_to_ship
@@ -131,7 +131,11 @@ def data_are_reachable(config: Config) -> Iterator[Issue]:
         if value.startswith("run:") and what == "weights":
             continue  # a checkpoint
         if problem := address_problem(value, key, what, config.data.kind):
-            yield Issue(problem.message, key, None if problem.certain else "warning")
+            is_read = (
+                what == "data" and config.data.kind != "parquet" and paths_here(config, value)
+            )  # `first_row` tells it
+            if problem.certain or not is_read:
+                yield Issue(problem.message, key, None if problem.certain else "warning")
         elif _is_only_here(config, value):
             made_there = value.startswith("/") or config.program.setup  # by an image or a command, perhaps
             yield Issue(how_to_ship(value, key, what), key, "warning" if made_there else None)

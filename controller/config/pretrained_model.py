@@ -79,6 +79,8 @@ HUB_NAME = re.compile(
     re.IGNORECASE,
 )
 """Ways to write the name of a repository."""
+OTHER_ADDRESS = re.compile(r"(?!hf:|https?:)\w+:/", re.IGNORECASE)
+"""Begins an address that is none of the Hub, such as gs://b/model."""
 
 
 def _meant(weights: str) -> str:
@@ -233,7 +235,11 @@ def with_pretrained_model(data: dict[str, Any]) -> tuple[dict[str, Any], list[Co
         described = model_from_config(_read(str(source), data)).model_dump(mode="json")
     except (_UnreadableError, UnknownArchitectureError) as error:
         if source == model.get("weights"):
-            said = _meant(str(source))
+            path = Path(source).expanduser()
+            if path.is_file():
+                said = f"is a file; name its folder: {WEIGHTS_KEY}={path.parent}"
+                return data, [ConfigProblem(WEIGHTS_KEY, f"{source}: {said}")]
+            said = "" if path.exists() or OTHER_ADDRESS.match(source) else _meant(source)
             why = "is no address of weights" if said and "://" in source else error
             return data, [ConfigProblem(WEIGHTS_KEY, f"{source}: {why}{said}")]
         return data, [ConfigProblem(KEY, f"{source}: {error}")]

@@ -23,6 +23,7 @@ HUB_PAGE = re.compile(
     r"(?:/(?:resolve|blob|tree|raw)/[^/?]+)?(?:/(?P<file>[^?]+))?(?:\?.*)?"
 )
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+WITHOUT_FILE = ("bytes", "characters")
 BESIDE_TOKENIZER = frozenset(
     ["tokenizer_config.json", "config.json", "vocab.json", "special_tokens_map.json", "added_tokens.json"]
 )
@@ -78,6 +79,10 @@ def how_to_ship(given: str, key: str, what: What) -> str:
         shown = {name for name in siblings if name[0] != "."}
         absent = f", nor here; {path.parent} has {nearest_names(path.name, shown) or 'nothing'}"
         near = get_close_matches(path.name, shown, n=1)
+        if what == "weights" and not near and re.fullmatch(r"[\w-][\w.-]*", given, re.ASCII):
+            meant = f"OWNER/{'NAME' if given == 'hf' else given}"
+            on_hub = f"if it is on the Hub: {_hub_cure(meant, None, key, what)}"
+            return f"{given} does not exist on the workers{absent}; {on_hub}"
         value = value.removesuffix(path.name) + near[0] if near else "FILE"
     if what == "weights":
         asset = f"assets.models.mine.path={value} {key}=assets://mine"
@@ -118,10 +123,19 @@ def _hub_problem(value: str, key: str, what: What) -> str:
     is_file = name.endswith((".json", *TEXTS, *NO_ROWS, *OTHER_TOKENIZERS, *WEIGHT_FILES, ".parquet", ".gz", ".zst"))
     if not HUB_NAME.fullmatch(value) or is_file or ("/" not in value and what != "tokenizer"):
         return ""
+    if what == "tokenizer" and (near := _near_words(value)):
+        return f"{value} does not exist here; did you mean {near}?"
     where = {"data": "data", "tokenizer": "a tokenizer: bytes, characters or a tokenizer.json", "weights": "weights"}
     return f"{value} does not exist here and is no path of {where[what]}; if it is on the Hub: " + _hub_cure(
         value if "/" in value else f"OWNER/{value}", None, key, what
     )
+
+
+def _near_words(value: str) -> str:
+    """Return the tokenizer without a file that a word is probably meant to name; empty if there is none."""
+    word = value.lower()
+    begun = [name for name in WITHOUT_FILE if len(word) > 2 and name.startswith(word)]
+    return next(iter(begun or get_close_matches(word, WITHOUT_FILE, n=1, cutoff=0.8)), "")
 
 
 def _hub_cure(repository: str, file: str | None, key: str, what: What) -> str:

@@ -99,6 +99,31 @@ def test_a_repository_that_cannot_be_read_is_named(known, answer, words):
     assert named.startswith(f"model.config_json: a/b: there is no such folder here, and {words}")
 
 
+@pytest.mark.parametrize(
+    ("weights", "config_json", "said"),
+    [
+        ("ckpt", '{"model_type": "rwkv"}', "ckpt: config.json: model_type 'rwkv' is not one of"),
+        ("ckpt", "{", "ckpt: config.json is not valid JSON: "),
+        ("ckpt", None, "ckpt: has no config.json; it has model.safetensors"),
+        (
+            "ckpt/config.json",
+            '{"model_type": "rwkv"}',
+            "ckpt/config.json: is a file; name its folder: model.weights=ckpt",
+        ),
+        ("ckpt/model.safetensors", None, "ckpt/model.safetensors: is a file; name its folder: model.weights=ckpt"),
+    ],
+)
+def test_a_folder_that_is_here_is_no_model_of_the_hub(tmp_path, monkeypatch, weights, config_json, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt/model.safetensors").touch()
+    if config_json is not None:
+        (tmp_path / "ckpt/config.json").write_text(config_json)
+    found = problem({"weights": weights, "config_json": weights})
+    assert found.startswith(f"model.weights: {said}")
+    assert "Hub" not in found
+
+
 @pytest.mark.parametrize("name", ["../mine", "models/gemma.git", "my--own/gemma"])
 def test_a_folder_that_is_not_there_and_no_name_of_a_repository_is_named(name):
     words = f"{name}: there is no such folder here, and {name} is no name of a repository"
@@ -122,6 +147,10 @@ def test_a_folder_that_is_not_there_and_no_name_of_a_repository_is_named(name):
                 "HF://a/b": "is no address of weights; a model of the Hub is model.weights=hf://a/b",
                 "https://huggingface.co/a/b/tree/v2/x": "is no address of weights; a model of the Hub is model.weights=hf://a/b@v2",
             }.items()
+        ),
+        *(
+            ({"weights": place, "config_json": place}, f"model.weights: {place}: is not read from here; set model.conf")
+            for place in ("gs://b/model", "gs://b", "file:///home/me/model")
         ),
         ({"weights": "hf://a/b:v2"}, "; a model of the Hub is model.weights=hf://a/b@v2"),
         ({"weights": "hf://a/b@"}, "; a model of the Hub is model.weights=hf://a/b"),

@@ -45,6 +45,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("data", "gs://b/a.parquet", "is Parquet by its name; set data=parquet"),
         ("tokenizer", "gs://b/tokenizer.json", ""),
         ("tokenizer", "gpt2", f"characters or a tokenizer.json; if it is on the Hub: {TOKENIZER}OWNER/g"),
+        ("tokenizer", "byte", "byte does not exist here; did you mean bytes?"),
+        ("tokenizer", "Bytes", "did you mean bytes?"),
+        ("tokenizer", "char", "did you mean characters?"),
+        ("tokenizer", "charcters", "did you mean characters?"),
+        ("tokenizer", "byt5", f"if it is on the Hub: {TOKENIZER}OWNER/byt5"),
         ("tokenizer", "Qwen/Qwen3-0.6B", f"{TOKENIZER}Qwen/Qwen3-0.6B/tokenizer.json data.tokenizer=assets://t/tokeni"),
         ("tokenizer", "hf://Qwen/Qwen3-0.6B", f"{TOKENIZER}Qwen/Qwen3-0.6B/tokenizer.json data.tokenizer=assets://t/"),
         ("tokenizer", "t.model", "is none of bytes, characters or a tokenizer.json"),
@@ -77,5 +82,14 @@ def test_a_file_is_shipped_if_it_is_here() -> None:
     )
     said = how_to_ship("quickstart-f9ce2387", "model.weights", "weights")
     assert said.endswith("the weights of a run are model.weights=run:quickstart-f9ce2387")
+    said = how_to_ship("hf", "model.weights", "weights")
+    assert said.endswith("; if it is on the Hub: model.weights=hf://OWNER/NAME")
+    said = how_to_ship("gemma-2-2b", "loop.teacher.weights", "weights")
+    assert said.endswith(
+        "on the Hub: assets.models.mine.source=hf://OWNER/gemma-2-2b loop.teacher.weights=assets://mine"
+    )
+    assert how_to_ship("ownn", "model.weights", "weights").endswith(
+        "assets.models.mine.path=own model.weights=assets://mine"
+    )
     assert how_to_ship("none/x", "data.path", "data").endswith("mine.path=FILE data.path=assets://mine/FILE")
     assert how_to_ship("own", "loop.teacher.weights", "weights").endswith("loop.teacher.weights=assets://mine")
