@@ -18,6 +18,7 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.inputs.definitions import DefinitionError, find_signature
 from controller.inputs.modules import module_files, trainer_references
+from controller.inputs.protocols import foreign_reward
 
 MAX_LINE_BYTES = 1 << 24
 """Longer first lines are left to the trainer."""
@@ -235,6 +236,8 @@ def _reward_issues(config: Config, source: str, row: Mapping[str, Any]) -> Itera
         try:
             signature = find_signature(use.reference, files, installed=False) if use.kind == "reward" else None
         except DefinitionError:
+            continue  # `extension` reports it
+        if signature and foreign_reward(signature):
             continue  # `extension` reports it
         required = wanted_by_name(signature).required if signature and "self" not in signature.parameters else ()
         if misplaced := [name for name in ("response", "answer") if name in required]:

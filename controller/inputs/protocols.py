@@ -37,6 +37,17 @@ OF_TEXTS = frozenset({"format", "join", "strip", "lower", "upper", "replace"})
 """Methods of a text that return one."""
 OF_TRL = frozenset({"prompts", "completions"})
 """Names of what TRL gives its reward functions: lists. https://huggingface.co/docs/trl/grpo_trainer."""
+FOREIGN_REWARDS = {
+    ("prompts", "completions"): "TRL",
+    **dict.fromkeys((("data_source", "solution_str"), ("data_sources", "solution_strs")), "verl"),
+    ("queries", "prompts"): "OpenRLHF",
+    ("task_info", "action"): "rLLM",
+}
+"""First two parameters of the rewards of other tools, which mean none of ours.
+
+https://verl.readthedocs.io/en/latest/preparation/reward_function.html, https://github.com/OpenRLHF/OpenRLHF,
+https://www.mintlify.com/rllm-org/rllm/guides/reward-functions
+"""
 OF_ANSWER = frozenset({"answer", "label", "target", "ground_truth", "solution", "reference", "gold"})
 
 
@@ -48,6 +59,8 @@ def misfit(found: Definition, kind: str, options: Iterable[str]) -> str:
     call = call_problem(signature, kind, options) if signature is not None else ""
     if is_function and next(iter(signature.parameters if signature else ()), "") == "self":
         return "takes self, which is for methods; remove it"
+    if kind == "reward" and signature is not None and (foreign := foreign_reward(signature)):
+        return foreign
     return call or form if is_function else form or call
 
 
@@ -67,6 +80,13 @@ def _form_problem(found: Definition, kind: str) -> str:
         return "is a function; it must be a class without arguments, or an object, with weights and forward"
     wanted = _returned(PROTOCOLS[kind].__call__) if kind not in CLASSES else Any
     return _function_problem(node, wanted, is_plain=not node.decorator_list)
+
+
+def foreign_reward(signature: inspect.Signature) -> str:
+    """Return what a reward is called with that is written for another tool; empty if it is for none that is known."""
+    names = (*signature.parameters,)
+    tool = FOREIGN_REWARDS.get(names[:2], "")
+    return f"is called with (response, answer), each a text, not with {tool}'s ({', '.join(names)})" if tool else ""
 
 
 def reward_caution(found: Definition) -> str:

@@ -183,6 +183,8 @@ def test_a_reward_that_wants_a_column_of_generated_problems_is_named(rows: Path)
     (rows / "slipway" / "mine.py").write_text("def reward(prompt, response, answer): return 0\n")
     [found] = issues(rows, *generated, "loop.accuracy_reward='mine:reward'")
     assert found.endswith("is called with (response, answer), and the rest by name; put answer among the first two")
+    (rows / "slipway" / "mine.py").write_text("def reward(data_source, solution_str, ground_truth): return 0\n")
+    assert issues(rows, *generated, "loop.accuracy_reward='mine:reward'") == []  # `extension` tells it
 
 
 def test_missing_columns_of_questions_and_rewards_are_named(rows: Path) -> None:

@@ -64,6 +64,18 @@ GOOD_GAME = (
             "reward",
             "is called with (response, answer)",
         ),
+        (
+            "def f(data_source, solution_str, ground_truth, extra_info=None): return g()",
+            "reward",
+            "each a text, not with verl's (data_source, solution_str, ground_truth, extra_info)",
+        ),
+        (
+            "def f(queries, prompts, labels, **kw): return g()",
+            "reward",
+            "not with OpenRLHF's (queries, prompts, labels",
+        ),
+        ("def f(task_info, action): return g()", "reward", "not with rLLM's (task_info, action)"),
+        ("def f(solution_str, ground_truth, extra_info=None): return g()", "reward", ""),
         ("def f(completions, answer): return g()", "reward", "not with TRL's lists"),
         ("def f(solution, text): return g()", "reward", "in this order, and calls them (solution, text)"),
         ("def f(response, answer): raise NotImplementedError", "reward", ""),
