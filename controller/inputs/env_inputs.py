@@ -27,6 +27,7 @@ GIT = re.compile(
     r"git\+(?P<place>[a-z+]+://\S+?)(#(?P<fragment>[^\s;]+))?(?P<marker>\s*;.*)?$"
 )
 LOCAL = re.compile(r"^(-e\b|--editable\b|\.|/|file:)|@\s*(file:|[./])|^\S+/$|^[^:@\s]+\.(whl|tar\.gz|zip)$")
+LOCAL_PATH = re.compile(r"(-e[ =]*|--editable[ =]+|\S+\s*@\s*)?(file:(//)?)?(?P<path>[./][\w./-]*)$")
 CONSTRAINT = re.compile(r"^(-c\b|--constraint\b)")
 ADDRESS = re.compile(r"[a-z][a-z+]*://\S+", re.IGNORECASE)
 COMMAND = re.compile(r"(uv |python\S* -m )?pip3? install\b|(conda|mamba|poetry|uv) (install|add)\b")
@@ -89,6 +90,11 @@ def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Ite
         raise ConfigError(f"{what}: cannot read it: {error.strerror}") from None
     if CONDA.search(text):
         raise ConfigError(f"{what}: is an environment of conda; list its packages in a text file, one a line")
+    if path.suffix in (".toml", ".lock"):
+        cure = "list its packages in a text file, one a line"
+        if path.name in ("pyproject.toml", "uv.lock"):
+            cure = "a program after -- has its packages if env.packages and env.requirements are left out"
+        raise ConfigError(f"{what}: is no requirements file; {cure}")
     number = 0
     for raw in text.replace("\\\n", f" {JOINED}").splitlines():
         first, number = number + 1, number + 1 + raw.count(JOINED)
@@ -98,16 +104,21 @@ def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Ite
         if include := INCLUDE.match(line):
             named = f"{what} includes {include['file']}"
             yield from _lines_of(root, path.parent / include["file"], named, inside | {path.resolve()})
-        elif problem := _line_problem(line):
+        elif problem := _line_problem(line, path.parent.resolve(), root.resolve()):
             raise ConfigError(f"{what}, line {first}: {line[:80]!r} {problem}")
         else:
             yield " ".join(line.split())
 
 
-def _line_problem(line: str) -> str:
-    """Return why a line means nothing to uv on a worker; empty if it may mean something."""
+def _line_problem(line: str, folder: Path, root: Path) -> str:
+    """Return why a line of a file in a folder means nothing to uv on a worker; empty if it may mean something."""
     if LOCAL.search(line):
         named = line if re.fullmatch(r"[.\w][\w./-]*", line) else "-e, ."
+        if place := LOCAL_PATH.match(line):
+            if not (target := (folder / place["path"]).resolve()).is_relative_to(root):
+                return "is a path outside of what is shipped; move it into the repository, or name it as git+https://…"
+            inside = target.relative_to(root).as_posix()
+            named = f"{'-e, ' * line.startswith(('-e', '--e'))}{'.' if inside == '.' else f'./{inside}'}"
         cure = f"to install what is shipped, set program.setup=[[uv, pip, install, {named}]]"
         return f"is a local path, which the workers do not have; {cure}"
     if CONSTRAINT.match(line):

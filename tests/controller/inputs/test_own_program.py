@@ -254,14 +254,23 @@ def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
         "-i=https://h/s\n-f https://h\n--extra-index-url https://u:${T}@h/s\n--no-binary :all:\n--only-binary=x\n"
         "--pre\nd (>=1)\ne == 1.* --hash=sha256:00\nf >= 1 , < 2\ng~=1.0;sys_platform=='linux'\nh===1+cpu\nr.yaml!=1\n"
     )
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/r.txt").write_text("-e ../lib\n")
     (tmp_path / "latin.txt").write_bytes(b"jax # \xe9\n")
     assert read_requirements(written(tmp_path, f"\ufeff{plain}"), "requirements.txt").text.count("\n") == 16
     for text, words in {
         "-e .\n": ", line 1: '-e .' is a local path, which the workers do not have",
         "./wheels/my.whl\n": "set program.setup=[[uv, pip, install, ./wheels/my.whl]]",
         "my-1.0-py3-none-any.whl\n": "local path",
-        "c @ ./lib\n": "install, -e, .]]",
-        "mine @ file:///home/me/mine\n": "local path",
+        "../mylib\n": "'../mylib' is a path outside of what is shipped; move it into the repository, or name it as git",
+        "-e ../mylib\n": "outside of what is shipped",
+        "c @ file:///home/me/c\n": "outside of what is shipped",
+        "/home/me/a.whl\n": "outside of what is shipped",
+        "./lib/../../c\n": "outside of what is shipped",
+        "--editable ./lib/..\n": "install, -e, .]]",
+        "-r sub/r.txt\n": "line 1: '-e ../lib' is a local path, which the workers do not have; to install what is shipped, set "
+        "program.setup=[[uv, pip, install, -e, ./lib]]",
+        "c @ ./lib\n": "install, ./lib]]",
         "-c bounds.txt\n": "put the constraints into the file itself",
         "-r missing.txt\n": "requirements.txt includes missing.txt: cannot read it: No such file",
         "-r latin.txt\n": "includes latin.txt: is not UTF-8; save it as UTF-8",
@@ -282,6 +291,20 @@ def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"^env\.requirements: requirements\.txt") as refused:
             read_requirements(written(tmp_path, text), "requirements.txt")
         assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pyproject.toml", "a program after -- has its packages if env.packages and env.requirements are left out"),
+        ("uv.lock", "a program after -- has its packages if"),
+        ("poetry.lock", "list its packages in a text file, one a line"),
+    ],
+)
+def test_what_describes_a_project_is_no_requirements_file(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).write_text("[project]\nname = 'a'\n")
+    with pytest.raises(ConfigError, match=rf"env\.requirements: {name}: is no requirements file; {said}"):
+        read_requirements(tmp_path, name)
 
 
 def line(url: str, ref: str | None) -> GitRequirement:
