@@ -5,7 +5,7 @@ This module imports nothing heavy: tab completion must be instant.
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -345,9 +345,17 @@ def module_of(verb: str, *, of_sweep: bool = False) -> str:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError on a mistake."""
 
+    typed: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.typed = [word.partition("=")[0] for word in args or ()]
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         found = re.match(r"argument (\S+): ", message)
-        flag, said = (f"{found[1].partition('/')[0]}: ", message[found.end() :]) if found else ("", message)
+        names = found[1].split("/") if found else [""]
+        flag, said = next((name for name in names if name in self.typed), names[0]), message
+        flag, said = (f"{flag}: ", message[found.end() :]) if found else ("", message)
         if takes := re.fullmatch(r"expected (\w+) arguments?", said):
             said = f"takes {takes[1]} word{'s' * (takes[1] != 'one')}"
         elif wrong := re.fullmatch(r"invalid \w+ value: (.*)", said):

@@ -37,6 +37,8 @@ OTHER_VERBS = {
     **dict.fromkeys(("memory", "estimate", "compile"), "fit"),
 }  # fmt: skip
 """Verbs of SkyPilot, dstack, gcluster, Kubernetes, Docker and Terraform, and what they are here."""
+USES = ("chat", "generate", "export")
+"""Verbs that use the weights of a run."""
 OUTPUTS = ("--out", "--output", "--output-dir", "-out")
 OTHER_FLAGS = {
     "--dry-run": "`slipway plan` with the same words shows what would happen",
@@ -123,6 +125,7 @@ OTHER_FLAGS = {
     **dict.fromkeys(("--sweep-id", "--grid"), "a sweep is `slipway -m key=a,b`, and is named with --sweep ID"),
 }
 """Flags of other tools, and what does it here."""
+EXPERIMENT = re.compile(r"\+*experiment=.")
 WORKER = re.compile(r"(?:worker-?)?(\d{1,4})")
 """Ways to write the number of a worker."""
 KEY = r"[A-Za-z_]\w*(?:[./]\w+)*"
@@ -140,7 +143,10 @@ def unknown_verb(word: str, verbs: Sequence[str], argv: Sequence[str]) -> Config
     if not near and (near := difflib.get_close_matches(word, _experiments(), n=1)):
         hint = f"did you mean +experiment={near[0]}? "
     if word.lower() in OTHER_VERBS:
-        hint = f"did you mean `slipway {OTHER_VERBS[word.lower()]}`? "
+        meant = OTHER_VERBS[word.lower()]
+        if meant.endswith("PROGRAM") and (given := next((w for w in argv if EXPERIMENT.match(w)), "")):
+            meant = f"up +{given.lstrip('+')}"
+        hint = f"did you mean `slipway {meant}`? "
     elif word in _experiments():
         hint = f"did you mean +experiment={word}? "
     elif RUN_ID.search(word):
@@ -310,6 +316,14 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
         ConfigError: this machine knows no such run.
     """
     is_name = index.ID_PATTERN.fullmatch(word) is not None
+    folder = Path(word).expanduser()
+    if verb in USES and folder.is_dir() and not (is_name and _latest(word, state)):
+        chat = (
+            f"; an exported model is tried with `python -m trainer.chat {word}`"
+            if (folder / "config.json").is_file()
+            else ""
+        )
+        raise ConfigError(f"{word!r} is a folder, and {verb} takes a run, which `slipway runs` lists{chat}")
     if is_name and (latest := _latest(word, state)):
         return latest
     if said := _wrong_word(word):

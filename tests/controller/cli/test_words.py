@@ -24,6 +24,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     index.append_rows(tmp_path / "home", [{"run": run, "name": name, "created": at} for run, name, at in rows])
     (tmp_path / "home" / "sweeps").mkdir()
     (tmp_path / "home" / "sweeps" / "dapo-5f0c.json").write_text("{}")
+    for folder in ("model", "plain"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "model" / "config.json").touch()
     return tmp_path / "home"
 
 
@@ -99,6 +102,18 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("plan --state-dir=/x", "plan: has no --state-dir; did you mean run.state_dir=/x?; see slipway plan --help"),
         ("plan --mesh-tensor 4", "plan: has no --mesh-tensor; did you mean mesh.tensor=4?; see slipway plan --help"),
         ("plan --colour 4", "plan: has no --colour; flags: -m, --multirun, --run, --trust, --tpu, --zone"),
+        ("logs --tail ten", "--tail: must be a whole number of at least 0, not 'ten'"),
+        ("logs --tail=ten", "--tail: must be a whole number of at least 0, not 'ten'"),
+        ("logs -n ten", "-n: must be a whole number of at least 0, not 'ten'"),
+        ("submit +experiment=quickstart", "did you mean `slipway up +experiment=quickstart`?"),
+        ("sbatch experiment=dapo loop.steps=3", "did you mean `slipway up +experiment=dapo`?"),
+        ("submit train.py", "did you mean `slipway run -- PROGRAM`?"),
+        (
+            "chat model",
+            "'model' is a folder, and chat takes a run, which `slipway runs` lists; an exported model is tr",
+        ),
+        ("generate ./model --prompt a", "`python -m trainer.chat ./model`"),
+        ("export plain --to x", "'plain' is a folder, and export takes a run, which `slipway runs` lists"),
         ("status --tail 5", "status: has no --tail; it is a flag of logs; flags: "),
         ("forward --port 8080", "forward: has no --port; write it alone: 8080; see slipway forward --help"),
         ("chat --temp 0", "chat: has no --temp; did you mean --temperature?"),
