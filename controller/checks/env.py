@@ -83,12 +83,15 @@ def _jax_issues(python: str, requirements: str, whose: str) -> Iterator[Issue]:
     wanted = [*_jax_requirements(python, requirements)]
     last = JAX_UNTIL.get(max(minor, min(JAX_UNTIL)))
     refused = [line for line in wanted if not _has_jax(minor, line.specifier)]
+    cures: dict[str, list[str]] = {}
     for line in refused:
         fitting = [other for other in range(OLDEST_PYTHON, max(JAX_FROM) + 1) if _has_jax(other, line.specifier)]
         nearest = min(fitting, key=lambda other: abs(other - minor), default=None)
         cure = f"use env.python=3.{nearest}" if nearest else "change it"
         ends = f"ends with {last}" if last else f"begins with {JAX_FROM[minor]}"
-        yield Issue(f"{whose} wants {line}, but JAX for Python 3.{minor} {ends}; {cure}")
+        cures.setdefault(f"JAX for Python 3.{minor} {ends}; {cure}", []).append(str(line))
+    for cure, lines in cures.items():
+        yield Issue(f"{whose} wants {' and '.join(lines)}, but {cure}")
     is_open = all(line.specifier.contains(UNBOUNDED) for line in wanted) and bool(wanted or minor < OLDEST_PYTHON)
     if last and requirements and is_open and not refused:
         yield Issue(f"Python 3.{minor} silently limits JAX to {last}; choose 3.12 or later", severity="warning")

@@ -192,6 +192,8 @@ def meant_module(module: str, files: Iterable[str]) -> str:
     same = [name for name in names if stem.rpartition(".")[2] == name.lower().rpartition(".")[2]]
     outside = module.removesuffix(".py").replace(".", "/")
     if not same:
+        if (inside := Path(DEFAULT_FOLDER, f"{outside}.py")).is_file():
+            return f"{inside} is not among them: code.exclude leaves it out, or code.modules lacks {DEFAULT_FOLDER}"
         is_file = Path(f"{outside}.py").is_file()
         if is_file or any(Path(outside).glob("*.py")):
             return f"{outside}{'.py' if is_file else '/'} lies outside of code.modules; move it to {DEFAULT_FOLDER}/"

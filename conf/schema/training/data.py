@@ -238,8 +238,11 @@ class Corpus(Strict):
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
-        if (self.eval_path is None) == (self.eval_fraction == 0):
-            raise ValueError("set either eval_path or an eval_fraction above 0")
+        if self.eval_path is None and self.eval_fraction == 0:
+            raise ValueError("nothing is held out; set eval_path, or an eval_fraction above 0")
+        if self.eval_path is not None and self.eval_fraction > 0:
+            both = f"eval_path and eval_fraction={self.eval_fraction} are both set"
+            raise ValueError(f"{both}; add data.eval_fraction=0 for the files, or data.eval_path=null")
         return self
 
 

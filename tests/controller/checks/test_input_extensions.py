@@ -68,6 +68,14 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
         ([*GRPO, r"loop.rewards={My_Loss\:f: 1.0}"], "code.modules; did you mean sub.my_loss:NAME?"),
         ([*GRPO, r"loop.rewards={My_Loss\:f: 1.0}", "env.packages=lock"], "shipped; did you mean sub.my_loss:NAME?"),
         ([*GRPO, r"loop.rewards={lab.mine\:f: 1.0}"], "lab/mine.py lies outside of code.modules; move it to slipway/"),
+        (
+            [*GRPO, r"loop.rewards={my_reward\:brief: 1.0}", "code.exclude=['my_*.py']"],
+            "slipway/my_reward.py is not among them: code.exclude leaves it out, or code.modules lacks slipway",
+        ),
+        (
+            [*GRPO, r"loop.rewards={my_reward\:brief: 1.0}", "code.modules=[lab]"],
+            "slipway/my_reward.py is not among th",
+        ),
         ([*GRPO, r"loop.rewards={random\:random: 1.0}"], "reward random:random takes (), but is called as (response, "),
         ([*GRPO, r"loop.rewards={math\:sqr: 1.0}"], "reward math:sqr: the module has no sqr; it has "),
         ([*OWN, "code.modules=[nowhere]"], "modules: code.modules: there is no folder"),

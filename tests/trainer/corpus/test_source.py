@@ -173,8 +173,8 @@ ANSWER = {"prompt": "a", "answer": "{b}", "remove": None}
 def test_keys_that_contradict_each_other(tmp_path):
     good = write_jsonl(tmp_path / "a.jsonl", ["x"]).model_dump(mode="json")
     for keys, words in (
-        ({"eval_path": "x"}, "either eval_path or an eval_fraction above 0"),
-        ({"eval_fraction": 0}, "either eval_path or an eval_fraction above 0"),
+        ({"eval_path": "x"}, "are both set; add data.eval_fraction=0 for the files, or data.eval_path=null"),
+        ({"eval_fraction": 0}, "set eval_path, or an eval_fraction above 0"),
         ({"text_column": None}, "set either text_column"),
         ({"template": ANSWER}, "set either text_column"),
         ({"text_column": None, "template": ANSWER}, "eos: needed with template"),
