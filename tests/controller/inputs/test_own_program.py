@@ -268,8 +268,8 @@ def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
         "/home/me/a.whl\n": "outside of what is shipped",
         "./lib/../../c\n": "outside of what is shipped",
         "--editable ./lib/..\n": "install, -e, .]]",
-        "-r sub/r.txt\n": "line 1: '-e ../lib' is a local path, which the workers do not have; to install what is shipped, set "
-        "program.setup=[[uv, pip, install, -e, ./lib]]",
+        "-r sub/r.txt\n": "includes sub/r.txt, line 1: '-e ../lib' is a local path, which the workers do not have; "
+        "to install what is shipped, set program.setup=[[uv, pip, install, -e, ./lib]]",
         "c @ ./lib\n": "install, ./lib]]",
         "-c bounds.txt\n": "put the constraints into the file itself",
         "-r missing.txt\n": "requirements.txt includes missing.txt: cannot read it: No such file",
