@@ -102,6 +102,8 @@ def _cure(key: str, value: str) -> str:
         return f"did you mean {override([*path, pair['name']], pair['value'])}?"
     if letters := [sign for sign in value if not sign.isascii()]:
         return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
+    if stripped.startswith("{") and {*types} == {str}:  # a placeholder, such as {bucket}
+        return f"quote it: {override(path, stripped)}"
     inside = [item.strip() for item in stripped[1:-1].split(",") if item.strip()]
     made = repaired(types[0], inside) if types and re.fullmatch(r"[\[{][^{}\[\]\"'\\]*[\]}]", stripped) else None
     if isinstance(made, dict) or (made is not None and stripped[0] == "{"):

@@ -240,6 +240,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("optimizer.lr=interval(0,1)", r"is several values; an interval is for sweep\.search, with -m$"),
         ("tpu.capacity=spot,on_demand", r"add -m, for a list write 'tpu\.capacity=\[spot,on_demand\]'"),
         ("loop.rewards={format=1}", r"write 'loop\.rewards=\{format: 1\.0\}'"),
+        ("env.vars.DATA={assets.datasets.txt}", r"""quote it: 'env\.vars\.DATA="\{assets\.datasets\.txt\}"'$"""),
+        (
+            "env.vars.DATA={assets.datasets.txt}/a.txt",
+            r"""quote it: 'env\.vars\.DATA="\{assets\.datasets\.txt\}/a\.txt"'$""",
+        ),
+        ("data.path={bucket}/a,b", r"""quote it: 'data\.path="\{bucket\}/a,b"'$"""),
         ("env.vars=[FOO=1]", r"write 'env\.vars=\{FOO: 1\}'"),
         ('optimizer.schedule={"kind"="cosine"}', r"""a colon sets a value: 'optimizer\.schedule=\{kind: "cosine"\}'"""),
         ("learning_rate=3e-4", r"learning_rate: unknown group; did you mean optimizer\.lr=3e-4\?"),
