@@ -14,7 +14,7 @@ from conf.schema.training.data import (
     QuestionData,
     TextData,
 )
-from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
+from conf.schema.training.loop import OFFLINE_LOSSES, CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
@@ -215,6 +215,16 @@ def policy_is_pretrained(config: Config) -> Iterator[Issue]:
             "the policy starts from random weights, from which GRPO cannot learn; set a folder from Hugging Face or "
             "`slipway trainer.convert`, or set loop.warm_start_steps"
         )
+
+
+@check("no_reward", "warning", "loop.rewards")
+def something_is_rewarded(config: Config) -> Iterator[Issue]:
+    """Rewards of weight 0 are logged and teach nothing."""
+    loop = config.loop
+    if config.program.kind != "trainer" or not isinstance(loop, GrpoLoop) or loop.environment.name is not None:
+        return
+    if loop.loss_type not in (*OFFLINE_LOSSES, "distillation") and not any(loop.rewards.values()):
+        yield Issue("all weights are 0, so nothing is rewarded; give one another weight")
 
 
 @check("sampler_workers", "error", "loop.sampler.workers")

@@ -53,6 +53,11 @@ def test_samplers_on_other_workers_need_rollouts_ahead(overrides: list[str], sai
     assert any(said in str(problem) for problem in problems), problems
 
 
+@pytest.mark.parametrize("loss", ["loop=sft", "loop.environment.name=calculator"])
+def test_what_reads_no_reward_may_have_none(loss: str) -> None:
+    assert not [line for line in words(*GRPO, loss, "loop.rewards={answer_match: 0}") if line.startswith("no_reward")]
+
+
 def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
     samplers = ["loop.async_depth=2", "loop.sampler.workers=2", "loop.rollout_correction.rollout_is=token"]
     bounds = ['+env.vars.TPU_PROCESS_BOUNDS="1,1,1"', '+env.vars.TPU_CHIPS_PER_PROCESS_BOUNDS="2,2,1"']
@@ -122,6 +127,10 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ),
         ([*GRPO, "optimizer.schedule.final_fraction=0.01"], "schedule: warning optimizer.schedule.horizon_steps: the"),
         ([*GRPO, "tpu.capacity=spot", "checkpoint.save_interval=120"], "checkpoints: warning checkpoint.save_interval"),
+        (
+            [*GRPO, "loop.rewards={answer_match: 0, format: 0}"],
+            "no_reward: warning loop.rewards: all weights are 0, so",
+        ),
         (["+experiment=gemma2b_gsm8k", "model.weights=null"], "random_weights: warning model.weights: the policy star"),
         ([*GCP, "cloud.bucket=your-bucket-name"], "placeholder: error cloud.bucket: 'your-bucket' in"),
         ([*GCP, 'env.vars={DATA: "gs://my-bucket/data"}'], "placeholder: error env.vars.DATA: 'my-bucket' in"),
