@@ -326,7 +326,8 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
         raise ConfigError(f"{word!r} is a folder, and {verb} takes a run, which `slipway runs` lists{chat}")
     if is_name and (latest := _latest(word, state)):
         return latest
-    if said := _wrong_word(word):
+    said = _wrong_word(word)
+    if said and not (verb in USES and said.endswith("=VALUE")):  # a key would be no cure for those
         raise ConfigError(said)
     if not is_name:
         how = "write key=value without spaces, in quotes if the value has spaces, brackets or quotes"
