@@ -346,10 +346,7 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError on a mistake."""
 
     typed: Sequence[str] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self.typed = [word.partition("=")[0] for word in args or ()]
-        return super().parse_known_args(args, namespace)
+    """Words of the command line, each up to its =; of several names of a flag, errors say the one among them."""
 
     def error(self, message: str) -> NoReturn:
         found = re.match(r"argument (\S+): ", message)
@@ -368,9 +365,10 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{flag}{said}; see {self.prog} --help")
 
 
-def parser(verb: str) -> Parser:
-    """Return the parser for a verb's flags and positional arguments."""
+def parser(verb: str, words: Sequence[str] = ()) -> Parser:
+    """Return the parser for a verb's flags and positional arguments. words: those that it will parse."""
     made = Parser(prog="slipway" if verb == "up" else f"slipway {verb}", add_help=False, allow_abbrev=False)
+    made.typed = [word.partition("=")[0] for word in words]
     for flag in flags(verb):
         made.add_argument(*flag.names, **flag.argparse_options)
     return made

@@ -88,7 +88,7 @@ def parse(argv: Sequence[str]) -> Command:
         from controller.cli.words import raise_if_mistyped
 
         raise_if_mistyped(verb, argv[1:] if argv[0] == verb else argv, flags(verb))
-    known, unknown = parser(verb).parse_known_args(arguments)
+    known, unknown = parser(verb, arguments).parse_known_args(arguments)
     if unknown:
         from controller.cli.words import unknown_words
 

@@ -37,7 +37,7 @@ OF_TEXTS = frozenset({"format", "join", "strip", "lower", "upper", "replace"})
 """Methods of a text that return one."""
 OF_TRL = frozenset({"prompts", "completions"})
 """Names of what TRL gives its reward functions: lists. https://huggingface.co/docs/trl/grpo_trainer."""
-FOREIGN_REWARDS = {
+FOREIGN_REWARDS: Mapping[tuple[str, ...], str] = {
     ("prompts", "completions"): "TRL",
     **dict.fromkeys((("data_source", "solution_str"), ("data_sources", "solution_strs")), "verl"),
     ("queries", "prompts"): "OpenRLHF",
