@@ -185,6 +185,8 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         text = json.dumps(given)
         quoted = f"""{path[-1]}: "{text}" in YAML, '{key}="{text}"' in a shell"""
         return f"must be text, not {text}; if it is meant as text, quote it: {quoted}"
+    if key == "env.requirements" and isinstance(given, list):
+        return f"must be the name of a file, not {shown}; write them into it, one a line"
     if path[:2] == ["sweep", "params"] and isinstance(given, dict):
         name, values = next(iter(given.items()), ("KEY", "…"))
         return f"a key of params is written with its dots: `{'.'.join([*path[2:], str(name)])}: {values}`"

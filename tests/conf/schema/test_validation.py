@@ -124,6 +124,10 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, "run.name=[a,b]"],
             "run.name: must be text, not ['a', 'b']; several values, of a sweep (-m), are written run",
         ),
+        (
+            [*COMMAND, "env.requirements=[jax,flax]"],
+            "env.requirements: must be the name of a file, not ['jax', 'flax']; write them into it, one a line",
+        ),
         ([*TINY, "loop.rewards={accuracy: 1.0}"], "loop.rewards: unknown reward 'accuracy'; choices: answer_match, an"),
         (
             [*TINY, r"loop.rewards={slipway/my_reward.py\:brief: 1.0}"],
