@@ -6,6 +6,7 @@ The permissions of Google's methods, and the roles that contain them, are in `pe
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import cache
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,20 @@ from conf.schema.topology import YamlLoader
 ANYWHERE = "0.0.0.0/0"
 IAP_RANGE = "35.235.240.0/20"
 """Source range of Google's Identity-Aware Proxy: https://cloud.google.com/iap/docs/using-tcp-forwarding"""
-Cidr = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$")]
+
+
+def check_block(value: str) -> str:
+    """Reject a range of addresses that is none, or that Google would have to guess."""
+    try:
+        block = str(IPv4Interface(value).network)
+    except ValueError as error:
+        raise ValueError(f"{error}; use a range of IPv4 addresses such as 10.80.0.0/20") from None
+    if block != value:
+        raise ValueError(f"{value} has bits behind /{block.rpartition('/')[2]}; write {block}")
+    return value
+
+
+Cidr = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$"), AfterValidator(check_block)]
 
 
 class Network(Strict):

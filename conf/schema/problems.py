@@ -40,7 +40,7 @@ PATTERN_HINTS = {
     "slipway-worker, or a full address such as me@my-project.iam.gserviceaccount.com",
     r"^(roles|projects/[^/\s]+/roles|organizations/\d+/roles)/[\w.]+$": "use a role such as roles/tpu.viewer",
     r"^[a-z]+(-[a-z]+\d+)?$": "use a region or multi-region such as us-central1 or us",
-    r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$": "use a range of addresses such as 10.0.0.0/24; one address is 203.0.113.7/32",
+    r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$": "use a range of IPv4 addresses such as 10.0.0.0/24, or 203.0.113.7/32 for one",
     r"^[a-z][a-z0-9_]{0,27}$": "use 1 to 28 characters a-z, 0-9 and _, starting with a letter",
     r"^[/~]": "use an absolute path, or one that begins with ~",
     r"^gs://[^/]+": "use gs://BUCKET/FOLDER",

@@ -152,7 +152,7 @@ def ssh_has_a_route(config: Config) -> Iterator[Issue]:
 
 
 def _covers(block: str, source: str) -> bool:
-    inner, outer = ipaddress.IPv4Network(source), ipaddress.IPv4Network(block, strict=False)
+    inner, outer = ipaddress.IPv4Network(source), ipaddress.IPv4Network(block)
     return inner.subnet_of(outer)
 
 

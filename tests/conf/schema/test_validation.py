@@ -73,9 +73,19 @@ COMMAND = ["program=command", "program.command=[a]"]
         ),
         (
             [*TINY, "network.cidr=10.0.0.0"],
-            "network.cidr: '10.0.0.0' is invalid; use a range of addresses such as 10.0",
+            "network.cidr: '10.0.0.0' is invalid; use a range of IPv4 addresses such as 10.0",
         ),
-        ([*TINY, "network.laptop=here"], "network.laptop: 'here' is invalid; use a range of addresses such as 10.0.0."),
+        ([*TINY, "network.laptop=here"], "network.laptop: 'here' is invalid; use a range of IPv4 addresses such as"),
+        ([*TINY, "network.ssh_source_ranges=[300.1.2.3/24]"], "network.ssh_source_ranges: octet 300 (> 255) not perm"),
+        ([*TINY, "network.ssh_source_ranges=[10.0.0.0/33]"], "network.ssh_source_ranges: '33' is not a valid netmask"),
+        ([*TINY, "network.laptop=1.2.3.4/40"], "network.laptop: '40' is not a valid netmask; use a range of IPv4 addr"),
+        ([*TINY, "network.cidr=300.80.0.0/20"], "network.cidr: octet 300 (> 255) not permitted in '300.80.0.0'; use a"),
+        (
+            [*TINY, "network.cidr=10.80.0.1/20"],
+            "network.cidr: 10.80.0.1/20 has bits behind /20; write 10.80.0.0/20",
+        ),
+        ([*TINY, "network.laptop=1.2.3.4/24"], "network.laptop: 1.2.3.4/24 has bits behind /24; write 1.2.3.0/24"),
+        ([*TINY, "network.laptop='2001:db8::/32'"], "network.laptop: '2001:db8::/32' is invalid; use a range of IPv4"),
         (
             [*TINY, "loop.length_buckets=64"],
             "loop.length_buckets: must be a list [NUMBER, …], not 64; did you mean 'loop.length_buckets=[64]'?",
