@@ -16,6 +16,8 @@ FOREIGN = {
         ("bs", "per_device_train_batch_size", "per_device_batch_size", "gradient_accumulation_steps", "grad_accum"),
         "loop.micro_batch_size",
     ),
+    "batch_size": "loop.prompts_per_step or loop.total_batch_tokens",
+    **dict.fromkeys(("clip_ratio", "clip_range", "cliprange"), "loop.clip_ratio_low and loop.clip_ratio_high"),
     **dict.fromkeys(("num_generations", "n_samples", "num_samples", "rollouts", "rollout_n"), "loop.group_size"),
     **dict.fromkeys(("max_completion_length", "max_tokens", "max_length"), "loop.max_new_tokens"),
     **dict.fromkeys(("beta", "kl_beta", "kl_penalty", "kl_loss_coef"), "loop.kl_coef"),
@@ -53,7 +55,7 @@ FOREIGN = {
     **dict.fromkeys(("python_version",), "env.python"),
     **dict.fromkeys(("entrypoint", "script", "cmd", "args"), "program.command"),
     **dict.fromkeys(("dp", "data_parallel", "replicas"), "mesh.data"),
-    **dict.fromkeys(("tp", "model_parallel", "tensor_parallel", "tensor_parallel_size"), "mesh.tensor"),
+    **dict.fromkeys(("tp", "model", "model_parallel", "tensor_parallel", "tensor_parallel_size"), "mesh.tensor"),
     **dict.fromkeys(("fsdp_size", "zero"), "mesh.fsdp"),
     **dict.fromkeys(("max_cost", "max_dollars", "cost_limit"), "budget.max_usd"),
     **dict.fromkeys(("time_limit", "max_duration", "timeout", "walltime"), "budget.max_hours"),
@@ -62,4 +64,4 @@ FOREIGN = {
     **dict.fromkeys(("max_retries", "max_restarts", "max_failures"), "recovery.max_program_failures"),
     **dict.fromkeys(("autostop", "idle_minutes_to_autostop", "auto_stop"), "cleanup.idle_minutes"),
 }  # fmt: skip
-"""Last part of a key, and the key that is meant, which may carry its value."""
+"""Last part of a key, and the key that is meant, with its value or not; `or` stands between those of other kinds."""

@@ -13,18 +13,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
-
 import conf
-from conf.schema.base import RENAMED, successors
-from conf.schema.config import Config
-from conf.schema.foreign_keys import FOREIGN
+from conf.schema.base import successors
 from conf.schema.forms import escape_line, expected, override, repaired
 from conf.schema.text_keys import alternatives, types_at
+from conf.schema.unknown_keys import NEAR, is_model, kinds_of, sibling_keys, unknown_key
 
 NAMED_SOURCES = "use env, env:NAME, file:PATH or secretmanager:projects/P/secrets/S"
-NEAR = 0.65
-"""Least similarity of a key to what was typed."""
 MOST_SHOWN = 6
 """Keys of a section that a message lists as missing."""
 PATTERN_HINTS = {
@@ -123,7 +118,7 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         reason = f"names where a secret is, and never holds it; {NAMED_SOURCES} (what you gave is not shown)"
         return ConfigProblem(".".join(path), reason)
     if kind == "extra_forbidden":
-        return _unknown_key(raw, path, given)
+        return ConfigProblem(".".join(path), unknown_key(raw, path, given))
     if is_name:
         return _wrong_name(path, error)
     if kind == "union_tag_not_found":
@@ -135,7 +130,9 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         way = f"choose its group: {key}=…, in a file `override /{key}: …` in `defaults`" if len(path) == 1 else "set it"
         return ConfigProblem(key, f"has no `kind`; {way}")
     if kind == "union_tag_invalid":
-        return ConfigProblem(f"{key}.kind", f"unknown kind {_choice(error['ctx']['tag'], _kinds(types_at((*path,))))}")
+        return ConfigProblem(
+            f"{key}.kind", f"unknown kind {_choice(error['ctx']['tag'], kinds_of(types_at((*path,))))}"
+        )
     if kind == "float_parsing" and path[:-1] == ["loop", "rewards"] and ":" in str(given):
         function, _, weight = str(given).rpartition(":")
         name = f"{path[-1]}\\:{function}"
@@ -169,9 +166,9 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         types = types_at((*whole, "0"))  # of a list, which the schema makes of one word
     shown = escape_line(json.dumps(given) if isinstance(given, NoneType | bool) else repr(given))
     shown = "what you gave, which is not shown" if path in (["env"], ["notify"]) else shown
-    models = [each for each in types if _is_model(each)]
+    models = [each for each in types if is_model(each)]
     if models and not isinstance(given, dict | list | NoneType):
-        kinds, keys = _kinds(types), sorted({name for model in models for name in model.model_fields})
+        kinds, keys = kinds_of(types), sorted({name for model in models for name in model.model_fields})
         made = repaired(models[0], given) if len(models) == 1 else None
         meant = f"set one of them, such as {key}.{keys[0]}=…"
         meant = f"did you mean {key}.name={given}" if "name" in keys and isinstance(given, str) else meant
@@ -213,7 +210,7 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
 def _descriptions(path: list[str]) -> Iterator[str]:
     """Yield what the schema says of a key, for each kind of its section."""
     for each in types_at((*path[:-1],)):
-        if _is_model(each) and path[-1] in each.model_fields:
+        if is_model(each) and path[-1] in each.model_fields:
             yield each.model_fields[path[-1]].description or ""
 
 
@@ -230,53 +227,6 @@ def _mended(raw: Any, path: list[str]) -> Any:
     return next((made for each in types_at((*path,)) if (made := repaired(each, raw)) is not None), None)
 
 
-def _unknown_key(raw: dict[str, Any], path: list[str], given: Any) -> ConfigProblem:
-    key, name = ".".join(path), path[-1]
-    if new := successors(path, given):
-        return ConfigProblem(key, f"unknown key; renamed to {', '.join(new)}")
-    if "." in name and path[0] == "sweep":
-        return ConfigProblem(key, f"unknown key; a key that the sweep varies stands below params: `{name}: …`")
-    if "." in name:
-        nested = name.replace(".", ": {") + ": …" + "}" * name.count(".")
-        return ConfigProblem(key, f"a key of a file has no dots; write {nested}, or a line for each part")
-    known = sibling_keys(path)
-    if name in Config.model_fields and not difflib.get_close_matches(name, known, n=1, cutoff=0.9):
-        return ConfigProblem(
-            key, f"unknown key; {name} is a section of its own, at the left margin of a file: {name}.…=…"
-        )
-    same = [FOREIGN.get(name.lower(), ""), *find_keys(name)]
-    near = (
-        []
-        if any(each.startswith(f"{path[0]}.") for each in same)
-        else difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
-    )
-    meant = [".".join([*path[:-1], each]) for each in near] or _meant(name, path[0], known)
-    if meant:
-        return ConfigProblem(key, f"unknown key; did you mean {' or '.join(meant)}?")
-    return ConfigProblem(key, f"unknown key; choices: {', '.join(sorted(_keys_of_kind(raw, path)))}")
-
-
-def _meant(name: str, section: str, known: set[str]) -> list[str]:
-    """Return what a name means that is near no key of its section: another tool's, or a key of another section."""
-    foreign = FOREIGN.get(name.lower())
-    if foreign and foreign.startswith(f"{section}."):
-        return [foreign]
-    parts = [f"{section}.{each}" for each in sorted(known) if name.lower() in each.split("_")]
-    elsewhere = find_keys(name)
-    if inside := [each for each in elsewhere if each.startswith(f"{section}.")]:
-        return inside
-    return [foreign] if foreign else elsewhere or (parts if len(parts) < 4 else [])
-
-
-def _keys_of_kind(raw: Any, path: list[str]) -> set[str]:
-    """Return the keys of a section of the kind that the data name."""
-    for part in path[:-1]:
-        raw = raw[int(part)] if isinstance(raw, list) else raw[part]
-    models = [each for each in types_at((*path[:-1],)) if _is_model(each)]
-    same = [model for model in models if raw.get("kind") in _kinds([model])]
-    return {name for model in same or models for name in model.model_fields}
-
-
 def _is_of_another_kind(path: list[str], given: Any) -> bool:
     return path[-1] in sibling_keys(path) and not successors(path, given)
 
@@ -287,8 +237,8 @@ def _other_kind(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
     way = f"choose its group ({key}=…)" if is_top else f"set the section whole ({key}={{kind: …}})"
     if len(names) == 1:
         full = f"{key}.{names[0]}"
-        models = [each for each in types_at(section) if _is_model(each) and names[0] in each.model_fields]
-        return ConfigProblem(full, f"is of {key}.kind={'|'.join(_kinds(models))}; {way}, or remove the key (~{full})")
+        models = [each for each in types_at(section) if is_model(each) and names[0] in each.model_fields]
+        return ConfigProblem(full, f"is of {key}.kind={'|'.join(kinds_of(models))}; {way}, or remove the key (~{full})")
     them = " ".join(f"~{key}.{name}" for name in names)
     reason = f"{', '.join(names)} belong to another kind of this section; {way}, or remove them: {them}"
     return ConfigProblem(key, reason)
@@ -343,16 +293,6 @@ def _types_of_names(path: list[str]) -> Iterator[Any]:
             yield from alternatives(get_args(each)[0])
 
 
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _kinds(types: Sequence[Any]) -> list[str]:
-    """Return the kinds of a section by its types; none if it has but one."""
-    fields = [each.model_fields["kind"].annotation for each in types if _is_model(each) and "kind" in each.model_fields]
-    return [*dict.fromkeys(kind for annotation in fields for kind in get_args(annotation))]
-
-
 def _choices(types: Sequence[Any]) -> list[str]:
     return [str(choice) for each in types if get_origin(each) is Literal for choice in get_args(each)]
 
@@ -378,24 +318,3 @@ def key_path(raw: dict[str, Any], error: Any) -> list[str]:
         inside = isinstance(at, dict) or (is_key and part < len(at))  # pyright: ignore[reportOperatorIssue]
         at = at[part] if is_key and inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
     return path
-
-
-def sibling_keys(path: Sequence[str]) -> set[str]:
-    """Return the keys the schema allows in place of the last one in `path`, for every kind of the section."""
-    return {name for each in types_at((*path[:-1],)) if _is_model(each) for name in each.model_fields}
-
-
-def find_keys(name: str) -> list[str]:
-    """Return up to three dotted keys that end in `name`, now or before a rename, for a user who omitted the section."""
-    former = (new for old, new in RENAMED.items() if old.rpartition(".")[2] == name and "*" not in new)
-    found: dict[str, None] = dict.fromkeys(former)
-    todo: list[tuple[str, type[BaseModel]]] = [("", Config)]
-    while todo:
-        prefix, model = todo.pop(0)
-        for key, info in model.model_fields.items():
-            path = f"{prefix}{key}"
-            if key == name and prefix:
-                found[path] = None
-            if get_origin(info.annotation) is not tuple and path.count(".") < 2:  # items of a list have no keys
-                todo += [(f"{path}.", each) for each in alternatives(info.annotation) if _is_model(each)]
-    return list(found)[:3]

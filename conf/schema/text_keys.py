@@ -25,8 +25,13 @@ def types_at(path: tuple[str, ...]) -> list[Any]:
     """Return the types that a key may have, one for each alternative, None aside; none for an unknown key."""
     kinds: list[Any] = [Config]
     for part in path:
-        kinds = [kind for parent in kinds for child in _children(parent, part) for kind in alternatives(child)]
+        kinds = [kind for parent in kinds for kind in types_below(parent, part)]
     return kinds
+
+
+def types_below(kind: Any, part: str) -> list[Any]:
+    """Return the types that a part of a key may have below one of another type."""
+    return [each for child in _children(kind, part) for each in alternatives(child)]
 
 
 def _children(kind: Any, part: str) -> Iterator[Any]:

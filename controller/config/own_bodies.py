@@ -24,7 +24,7 @@ NULL = "tag:yaml.org,2002:null"
 def wrong_body(file: OwnFile, groups: Groups, base: Groups) -> Iterator[str]:
     """Yield what is wrong with the keys at the left margin of a file."""
     from conf.schema.config import Config
-    from conf.schema.problems import sibling_keys
+    from conf.schema.unknown_keys import sibling_keys
 
     is_section = file.group in Config.model_fields
     names = [str(key.value) for key, _ in file.root.value]
@@ -48,7 +48,7 @@ def wrong_body(file: OwnFile, groups: Groups, base: Groups) -> Iterator[str]:
 def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str:
     """Return what is wrong with a key of the whole config that a file sets: a group, or no section at all."""
     from conf.schema.config import Config
-    from conf.schema.problems import find_keys
+    from conf.schema.unknown_keys import find_keys
 
     is_known, is_null = name in Config.model_fields, value.tag == NULL
     if is_null and isinstance(value, yaml.ScalarNode) and is_known:

@@ -141,15 +141,17 @@ def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, S
 def keys_called(name: str) -> list[str]:
     """Return the dotted keys that a word without a section means: `lr`, `wandb_entity`, `loop/steps`, `max_steps`."""
     from conf.schema.foreign_keys import FOREIGN
-    from conf.schema.problems import find_keys
     from conf.schema.text_keys import types_at
+    from conf.schema.unknown_keys import find_keys
 
     dotted = name.replace("/", ".")
     if "." in dotted:
         return [dotted] if types_at((*dotted.split("."),)) else []
-    foreign = FOREIGN.get(name, "").partition("=")[0]
+    foreign = [each.partition("=")[0] for each in FOREIGN.get(name, "").split(" or ") if each]
+    if foreign:
+        return [*foreign, *(find_keys(name) if foreign[1:] else ())]
     section, _, rest = name.partition("_")
-    return [foreign] if foreign else find_keys(name) or [key for key in find_keys(rest) if section in key.split(".")]
+    return find_keys(name) or [key for key in find_keys(rest) if section in key.split(".")]
 
 
 def _parse_error(override: str) -> Exception | None:
@@ -256,7 +258,7 @@ def base_cure(section: str) -> str:
 def _near_key(name: str, form: str) -> str:
     """Return which key is meant by an unknown one, in a form; empty if none is near."""
     from conf.schema.base import successors
-    from conf.schema.problems import find_keys, sibling_keys
+    from conf.schema.unknown_keys import find_keys, sibling_keys
 
     path = name.split(".")
     if renamed := successors(path):

@@ -249,6 +249,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("env.vars=[FOO=1]", r"write 'env\.vars=\{FOO: 1\}'"),
         ('optimizer.schedule={"kind"="cosine"}', r"""a colon sets a value: 'optimizer\.schedule=\{kind: "cosine"\}'"""),
         ("learning_rate=3e-4", r"learning_rate: unknown group; did you mean optimizer\.lr=3e-4\?"),
+        ("batch_size=4", r"mean loop\.prompts_per_step=4 or loop\.total_batch_tokens=4 or loop\.batch_size=4\?"),
         ("wandb_entity=me", r"wandb_entity: unknown group; did you mean logging\.wandb\.entity=me\?"),
         ("loop/steps=300", r"loop/steps: unknown group; did you mean loop\.steps=300\?"),
         ("tpu=v5e-4", r"no tpu named 'v5e-4'; set tpu\.accelerator_type=v5litepod-4; choices"),
