@@ -3,6 +3,7 @@
 The error for an old key names its successor.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +42,22 @@ def check_home(value: str) -> str:
 LocalPath = Annotated[str, AfterValidator(check_home)]
 """Path of this machine, which may begin with `~`; or another source that cannot."""
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")]
+
+
+BREAKS = re.compile(r"(\\[nt])+")
+"""What somebody types who means line breaks or tabs, and a shell leaves as it is."""
+
+
+def check_breaks(value: str) -> str:
+    """Reject a backslash and a letter alone, which no text of a model has."""
+    if BREAKS.fullmatch(value):
+        way = f"write \"{value}\" in a file, in a shell the word in $'…'"
+        raise ValueError(f"'{value}' is no line break but a backslash and a letter; {way}")
+    return value
+
+
+Separator = Annotated[str, AfterValidator(check_breaks)]
+"""Text between texts of a model."""
 
 
 def without_volatile(section: BaseModel) -> dict[str, Any]:

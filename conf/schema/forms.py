@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from conf.schema.base import BREAKS
 from conf.schema.text_keys import alternatives
 
 MAX_SHOWN_CHARS = 600
@@ -126,8 +127,12 @@ def _all(values: list[Any]) -> list[Any] | None:
 
 
 def _split(text: str) -> list[str]:
+    if BREAKS.fullmatch(text):
+        return [text.replace(r"\n", "\n").replace(r"\t", "\t")]
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split, words.escape, words.commenters = True, "", ""  # a shell would drop a backslash
     try:
-        return shlex.split(text) or [text]
+        return [*words] or [text]
     except ValueError:
         return [text]
 
@@ -138,6 +143,9 @@ def override(path: Sequence[str], value: Any) -> str:
     for part in reversed(path[cut:]):  # a name with dots stands inside its section
         value = {part: value}
     word = f"{'.'.join(path[:cut])}={grammar(value)}"
+    if not word.isprintable():  # $'…' of bash and zsh
+        typed = word.replace("\\", r"\\").replace("'", r"\'")
+        return f"$'{''.join(c if c.isprintable() else ascii(c)[1:-1] for c in typed)}'"
     return f"'{word}'" if "'" not in word else shlex.quote(word)
 
 

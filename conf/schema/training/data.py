@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from conf.reference import Reference
-from conf.schema.base import Strict
+from conf.schema.base import Separator, Strict, check_breaks
 
 TEX_COMMAND = re.compile(r"\\[A-Za-z]+(?:(?:\[[^\]{}]*\]|\{\{[^{}]*\}\})+|\s*)\{(\w+)\}")
 """A command of TeX whose braces are taken for those of a placeholder."""
@@ -71,7 +71,9 @@ class Prompt(Strict):
         description="module:name of a function from a question to its text, in place of `question`."
     )
     answer: Text = Field(description="Worked answer of a shot or of the warm start, with {answer} as the placeholder.")
-    between: Text = Field(description="Separator of the parts with chat_template=none.")
+    between: Annotated[Text, AfterValidator(check_breaks)] = Field(
+        description="Separator of the parts with chat_template=none."
+    )
     shots: tuple[Shot, ...] = Field(max_length=64, description="Worked examples before the question, in order.")
 
     @model_validator(mode="after")
@@ -253,7 +255,9 @@ class TextData(Corpus):
     packing: Literal["windows", "stream", "documents"] = Field(
         description="windows: random windows of the whole text, in memory, without bos and eos. Others: as for jsonl."
     )
-    separator: str | None = Field(min_length=1, description="Text between documents. null: each file is one document.")
+    separator: Separator | None = Field(
+        min_length=1, description="Text between documents. null: each file is one document."
+    )
 
 
 class Template(Strict):

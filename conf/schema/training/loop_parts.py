@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from conf.reference import OrReference
-from conf.schema.base import LocalPath, Strict, UnevenError, nearest_multiples
+from conf.schema.base import LocalPath, Separator, Strict, UnevenError, nearest_multiples
 from conf.schema.topology import UnknownTypeError, known_type
 from conf.schema.training.settings import EVALUATIONS_HELP, Evaluations, Mesh, check_intervals
 
@@ -26,7 +26,7 @@ class Sampling(Strict):
     top_p: float | None = Field(
         gt=0, le=1, description="Sample from the likeliest tokens with this total probability. null: all."
     )
-    stop: tuple[str, ...] = Field(description="Texts that end a response, besides the end-of-text token.")
+    stop: tuple[Separator, ...] = Field(description="Texts that end a response, besides the end-of-text token.")
     slots: int | None = Field(
         ge=1,
         le=1_048_576,

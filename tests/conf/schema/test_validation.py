@@ -157,7 +157,23 @@ COMMAND = ["program=command", "program.command=[a]"]
         ([*TINY, "loop.stop=a"], "loop.stop: unknown key; did you mean loop.sampler.stop?"),
         (
             [*TINY, 'loop.sampler.stop="\n"'],
-            "loop.sampler.stop: must be a list of words, not '\\n'; did you mean 'loop.",
+            "loop.sampler.stop: must be a list of words, not '\\n'; did you mean $'loop.sampler.stop=[\"\\n\"]'?",
+        ),
+        (
+            [*TINY, r"loop.sampler.stop=\n"],
+            "loop.sampler.stop: must be a list of words, not '\\\\n'; did you mean $'loop.sampler.stop=[\"\\n\"]'?",
+        ),
+        (
+            [*TINY, r'loop.sampler.stop=["\n\n"]'],
+            r"loop.sampler.stop: '\n\n' is no line break but a backslash and a letter; write",
+        ),
+        (
+            [*LM, r'data.separator="\t"'],
+            r"data.separator: '\t' is no line break but a backslash and a letter; write",
+        ),
+        (
+            [*TINY, r"program.setup='printf \d'"],
+            r"""program.setup: must be a list [[…], …], not 'printf \\d'; did you mean 'program.setup=[[printf, "\d""",
         ),
         (
             [*TINY, "checkpoint.save_interval=false"],
