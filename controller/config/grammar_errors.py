@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +11,7 @@ SECRET = re.compile(r"[+~]*(env|env\.secrets|notify|notify\.webhook)(\.[^.]*)?")
 TYPOGRAPHIC = re.compile("[\u2018-\u201f\u00ab\u00bb\u2032\u2033]")
 QUOTED_KEY = re.compile(r"[\"'][^\"']*[\"']\s*:")
 PAIR = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.+)", re.DOTALL)
+SECOND = re.compile(r"\s+([+~]*([A-Za-z_][\w.-]*)=)")
 CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
@@ -57,10 +59,43 @@ def unparsable(key: str, value: str, error: Exception) -> str:
         return said
     reason = " ".join(str(error).split())
     if "while evaluating" in reason or "Unknown function" in reason:
-        nested = re.search(r"Sweep is incompatible|nesting choices", reason)
-        is_text = '; a text with ( is quoted, as in [python, -c, "print(1)"]' if "Unknown function" in reason else ""
-        return f"{key}: {reason}{'; list the values in its place' if nested else is_text}"
+        return f"{key}: {_function_error(key, value, reason)}"
     return f"{key}: {value!r} cannot be parsed; {_cure(key, value)}"
+
+
+FORMS = {
+    "range": "range(START,STOP,STEP)",
+    "interval": "interval(LOW,HIGH), of sweep.search",
+    "choice": "choice(A,B)",
+    "glob": "glob(PATTERN)",
+    "tag": "tag(log,interval(LOW,HIGH)), of sweep.search",
+}
+"""How functions of Hydra's grammar are written."""
+ELSEWHERE = {
+    **dict.fromkeys(("uniform", "randint"), "interval"),
+    **dict.fromkeys(("loguniform", "log_uniform"), "tag"),
+    "arange": "range",
+}
+"""What other tools call them."""
+
+
+def _function_error(key: str, value: str, reason: str) -> str:
+    """Return why a function of a value cannot be called, and how it is written."""
+    from conf.schema.text_keys import types_at
+
+    if re.search(r"Sweep is incompatible|nesting choices", reason):
+        return f"{reason}; list the values in its place"
+    if found := re.search(r"Unknown function '(\w+)'", reason):
+        near = difflib.get_close_matches(found[1], FORMS, n=1, cutoff=0.7)
+        if name := ELSEWHERE.get(found[1].lower()) or next(iter(near), ""):
+            return f"unknown function {found[1]!r}; did you mean {FORMS[name]}?"
+        if types_at((*key.lstrip("+~").split("."),))[:1] in ([int], [float]):
+            way = "write the values, 1,2, or range(START,STOP,STEP), or for sweep.search interval(LOW,HIGH)"
+            return f"unknown function {found[1]!r}; {way}"
+        return f'unknown function {found[1]!r}; a text with ( is quoted, as in [python, -c, "print(1)"]'
+    said = re.sub(r"^\w+ (?=while)", "", reason)
+    called = re.match(r"while evaluating '(\w+)\(", said)
+    return f"{said}; write {FORMS[called[1]]}" if called and called[1] in FORMS else said
 
 
 def malformed_key(key: str, value: str) -> str:
@@ -100,6 +135,9 @@ def _cure(key: str, value: str) -> str:
         return f"write keys without quotes, and a colon in a key as \\:, as in '{key}={{module\\:name: 0.1}}'"
     if (pair := PAIR.fullmatch(stripped)) and types and str not in types:
         return f"did you mean {override([*path, pair['name']], pair['value'])}?"
+    if (second := SECOND.search(stripped)) and types_at((*second[2].split("."),)):
+        both = " ".join(f"'{each}'" for each in (f"{key}={stripped[: second.start()]}", stripped[second.start(1) :]))
+        return f"two overrides in one pair of quotes; quote each alone: {both}"
     if letters := [sign for sign in value if not sign.isascii()]:
         return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
     if stripped.startswith("{") and {*types} == {str}:  # a placeholder, such as {bucket}
@@ -115,6 +153,9 @@ def _cure(key: str, value: str) -> str:
         return f"quote its items: {override(path, [item.strip() for item in stripped[1:-1].split(',')])}"
     if types and not any(kind is str for kind in types) and stripped[:1] not in ("[", "{"):
         made = repaired(types[0], value.split(",")) if "," in value else None
+        parts = [part for part in re.split(r"[\s,;|]+", stripped) if part]
+        if len(parts) > 1 and types[0] in (int, float) and all(repaired(types[0], part) is not None for part in parts):
+            return f"it must be {expected(types)}; several values, of a sweep (-m), are written {key}={','.join(parts)}"
         return f"it must be {expected(types)}" + (f": {override(path, made)}" if made is not None else "")
     if "'" not in value and stripped[:1] not in ("[", "{"):
         return f"quote it: {override(path, value)}"

@@ -48,7 +48,9 @@ def several_values(key: str, value: str) -> str:
     types = types_at((*key.split("."),))
     cure = "an interval is for sweep.search, with -m" if "interval(" in value else "for a sweep add -m"
     listed = f", for a list write '{key}=[{value}]'" if not types or expected(types).startswith("a list") else ""
-    return f"{key}: {value!r} is several values; {cure}{listed}"
+    decimal = f", for a decimal write a point: {key}={value.replace(',', '.')}"
+    point = decimal if float in types and re.fullmatch(r"\d+,\d+", value) else ""
+    return f"{key}: {value!r} is several values; {cure}{listed}{point}"
 
 
 def require_lone_functions(key: str, value: Any) -> None:

@@ -10,6 +10,7 @@ https://hydra.cc/docs/plugins/joblib_launcher/
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def split_overrides(overrides: Sequence[str], folder: Path) -> tuple[tuple[str, 
         if not override.is_sweep_override():
             same.append(word)
         elif override.is_interval_sweep():
-            intervals[prefix] = _parse_interval(override.value())
+            intervals[prefix] = _parse_interval(key, override.value())
         else:
             choices[prefix] = _parse_choices(override, word, folder)
     return tuple(same), SearchSpace(choices, intervals)
@@ -102,25 +103,36 @@ def expand_grid(overrides: Sequence[str], sweep: Sweep, folder: Path) -> list[Va
     ]
 
 
-def rounding_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:
-    """Return a note for each range of floats whose last value is its end, which rounding has left a little short."""
+def sweep_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:
+    """Return a note for each key with other values than it looks like.
+
+    They are a range of floats whose last value is its end, which rounding has left a little short; a range of one
+    value; and values that stand there twice.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import RangeSweep
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
     notes = list[str]()
     for word in _with_params(overrides, sweep):
-        value: Any = None
-        if "range(" in word:
-            value = OverridesParser.create().parse_override(normalize_override(word)).value()
-        if isinstance(value, RangeSweep) and value.stop is not None:
-            *_, last = value.range()
-            step = float(value.step)
-            if abs(float(value.stop) - last) < 1e-6 * abs(step):
-                before = f"range({value.start},{float(value.stop) - step / 2:.6g},{value.step})"
-                notes.append(
-                    f"{word.partition('=')[0]}: the last value of the range, {last!r}, is its end {value.stop} but for "
-                    f"rounding; without it: {before}"
-                )
+        key = word.partition("=")[0]
+        override = OverridesParser.create().parse_override(quote_numbers(normalize_override(word)))
+        value: Any = override.value()
+        texts = [*override.sweep_string_iterator()] if isinstance(value, ChoiceSweep | RangeSweep) else []
+        if repeated := [text for text, count in Counter(texts).items() if count > 1]:
+            are = "stand there twice and are one run each" if repeated[1:] else "stands there twice and is one run"
+            notes.append(f"{key}: {', '.join(repeated)} {are}")
+        if not isinstance(value, RangeSweep) or value.stop is None:
+            continue
+        *_, last = value.range()
+        step = float(value.step)
+        if len(texts) == 1:
+            notes.append(f"{word.replace('=', ': ', 1)} is one value, {texts[0]}, as its step is {value.step}")
+        elif abs(float(value.stop) - last) < 1e-6 * abs(step):
+            before = f"range({value.start},{float(value.stop) - step / 2:.6g},{value.step})"
+            notes.append(
+                f"{key}: the last value of the range, {last!r}, is its end {value.stop} but for rounding; without it: "
+                f"{before}"
+            )
     return notes
 
 
@@ -157,9 +169,14 @@ def _parse_choices(override: Any, word: str, folder: Path) -> tuple[str, ...]:
     return found
 
 
-def _parse_interval(sweep: Any) -> tuple[float, float, bool, bool]:
-    whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
-    return sweep.start, sweep.end, whole, "log" in sweep.tags
+def _parse_interval(key: str, sweep: Any) -> tuple[float, float, bool, bool]:
+    """Return an interval. Raises ConfigError if nothing can be drawn from it."""
+    low, high, log = sweep.start, sweep.end, "log" in sweep.tags
+    if low > high:
+        raise ConfigError(f"{key}: the lower end comes first: interval({high},{low})")
+    if log and low <= 0:
+        raise ConfigError(f"{key}: a log scale has no 0; the lower end of interval({low},{high}) must be above")
+    return low, high, isinstance(low, int) and isinstance(high, int), log
 
 
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"

@@ -33,7 +33,7 @@ from controller.sweep.board import (
     render_board,
 )
 from controller.sweep.definition import SweepDefinition, SweepJob, override_key
-from controller.sweep.grid import rounding_notes
+from controller.sweep.grid import sweep_notes
 from controller.sweep.pod_pool import delete_pods, drive_sweep
 from controller.sweep.sweep_session import SweepSession, open_sweep
 
@@ -63,7 +63,7 @@ def run_plan(command: Command) -> int:
         definition, rows = session.definition, session.board_rows()
         config = definition.jobs[0].config if definition.jobs else definition.base_config
         code = take_snapshot(config, definition.folder)
-        notes = rounding_notes(command.overrides, definition.sweep)
+        notes = sweep_notes(command.overrides, definition.sweep)
         if command.flags.json:
             states = {row.run: row.state for row in rows}
             runs = [_job_json(session, job, states[job.run_id]) for job in definition.jobs]

@@ -18,7 +18,7 @@ from controller.records.ledger import Result
 from controller.run.options import RunOptions
 from controller.sweep import pod_pool
 from controller.sweep.definition import JobBuilder, SearchSource, SweepJob, define_sweep
-from controller.sweep.grid import apply_launcher, expand_grid, rounding_notes, split_overrides
+from controller.sweep.grid import apply_launcher, expand_grid, split_overrides, sweep_notes
 from controller.sweep.sweep_session import SweepSession
 
 HERE = Path(__file__).parent
@@ -76,7 +76,38 @@ LISTED = r"cannot stand inside a list or beside other values; list the values"
         ("run.seed=str(interval(1,2))", "Intervals cannot be cast to str"),
         ("run.seed=tag(1)", "while evaluating"),
         ("run.seed=shuffle(interval(1,2))", "while evaluating"),
-        ("run.seed=nobody(1,2)", "Unknown function 'nobody'"),
+        (
+            "run.seed=nobody(1,2)",
+            r"unknown function 'nobody'; write the values, 1,2, or range\(START,STOP,STEP\), or",
+        ),
+        (
+            "optimizer.lr=logspace(-5,-2,4)",
+            r"lr: unknown function 'logspace'; write .* sweep\.search interval\(LO",
+        ),
+        ("optimizer.lr=rnge(1,3)", r"unknown function 'rnge'; did you mean range\(START,STOP,STEP\)\?$"),
+        (
+            "optimizer.lr=loguniform(1,3)",
+            r"did you mean tag\(log,interval\(LOW,HIGH\)\), of sweep\.search\?$",
+        ),
+        ("run.seed=range()", r"seed: while evaluating 'range\(\)': missing .*; write range\(START,STOP,STEP\)$"),
+        (
+            "optimizer.lr=interval(1)",
+            r"missing a required argument: 'end'; write interval\(LOW,HIGH\), of",
+        ),
+        ("loop=glob()", r"missing .*; write glob\(PATTERN\)$"),
+        ("optimizer.lr=interval(1e-2,1e-5)", r"lr: the lower end comes first: interval\(1e-05,0\.01\)$"),
+        (
+            "optimizer.lr=tag(log,interval(0,1))",
+            r"lr: a log scale has no 0; the lower end of interval\(0\.0,1\.0\) must be",
+        ),
+        (
+            "optimizer.lr=1e-4;3e-4",
+            r"several values, of a sweep \(-m\), are written optimizer\.lr=1e-4,3e-4$",
+        ),
+        (
+            "optimizer.lr=1e-4 optimizer.b1=3",
+            "in one pair of quotes; quote each alone: 'optimizer.lr=1e-4' 'opt",
+        ),
         ("run.seed=range(1,3", "cannot be parsed"),
         (f"run.seed={'9' * 5000},1", "cannot be parsed"),
     ],
@@ -97,19 +128,42 @@ def test_what_a_sweep_cannot_hold_is_refused_with_the_cure(word: str, said: str)
         ("range(0,0.95,0.3)", ""),
         ("range(0,3)", ""),
         ("0.3,0.9", ""),
+        ("0.3", ""),
     ],
 )
 def test_a_range_of_floats_that_holds_its_own_end_is_noted(values: str, last: str) -> None:
-    notes = rounding_notes([*GRID, f"optimizer.lr={values}"], sweep(params={"run.seed": "3"}))
-    assert notes == rounding_notes([], sweep(params={"optimizer.lr": values}))
-    assert rounding_notes(["optimizer.lr=1"], sweep(params={"optimizer.lr": values})) == []
+    notes = sweep_notes([*GRID, f"optimizer.lr={values}"], sweep(params={"run.seed": "3"}))
+    assert notes == sweep_notes([], sweep(params={"optimizer.lr": values}))
+    assert sweep_notes(["optimizer.lr=1"], sweep(params={"optimizer.lr": values})) == []
     assert len(notes) == bool(last)
     for note in notes:
         assert note.startswith(f"optimizer.lr: the last value of the range, {last}, is its end ")
         without = note.rpartition(": ")[2]
         runs = [expand_grid([f"optimizer.lr={each}"], sweep(), HERE) for each in (values, without)]
         assert len(runs[0]) == len(runs[1]) + 1
-        assert rounding_notes([f"optimizer.lr={without}"], sweep()) == []
+        assert sweep_notes([f"optimizer.lr={without}"], sweep()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("optimizer.lr=range(1e-4,1e-3)", "optimizer.lr: range(1e-4,1e-3) is one value, 0.0001, as its step is 1"),
+        ("optimizer.lr=range(0,1)", "optimizer.lr: range(0,1) is one value, 0, as its step is 1"),
+        ("run.seed=0,0", "run.seed: 0 stands there twice and is one run"),
+        (
+            "optimizer.lr=choice(1e-3,0.002,0.001,2e-3)",
+            "optimizer.lr: 0.001, 0.002 stand there twice and are one run each",
+        ),
+        ("loop=grpo,sft,grpo", "loop: grpo stands there twice and is one run"),
+        ("run.seed=range(0,2)", ""),
+        ("optimizer.lr=interval(0,1)", ""),
+        ("loop=glob(*)", ""),
+    ],
+)
+def test_a_sweep_of_fewer_runs_than_it_looks_like_is_noted(word: str, said: str) -> None:
+    assert sweep_notes([word], sweep()) == [said] * bool(said)
+    key, _, values = word.partition("=")
+    assert sweep_notes([], sweep(params={key: values})) == [said] * bool(said)
 
 
 def test_equal_to_hydras_own_sweeper() -> None:
