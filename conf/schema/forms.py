@@ -20,6 +20,9 @@ EXAMPLES: dict[Any, Any] = {float: 1.0, int: 1, str: "VALUE"}
 PLAIN = re.compile(r"-{0,2}[\w./][\w./-]*", re.ASCII)
 """A word that Hydra's grammar takes without quotes."""
 
+LISTED = re.compile(r"[^\s,\"'{}\[\]]+(\s*,\s*[^\s,\"'{}\[\]]+)+")
+"""The words of a list without its brackets."""
+
 
 def escape_line(text: str) -> str:
     """Return text on one line, with newlines and unprintable characters escaped and long text shortened."""
@@ -71,7 +74,8 @@ def repaired(kind: Any, given: Any) -> Any:
         of_text = [*alternatives(inner[0])] == [str]
         if isinstance(given, list) and _is_command(inner[0], given):
             given = [given]
-        items = given if isinstance(given, list) else _split(given) if of_text and isinstance(given, str) else [given]
+        is_words = isinstance(given, str) and (of_text or LISTED.fullmatch(given))
+        items = given if isinstance(given, list) else split(given) if is_words else [given]
         return _all([_repaired_one(inner[0], item) for item in items])
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return _repaired_section(kind, given)
@@ -126,7 +130,10 @@ def _all(values: list[Any]) -> list[Any] | None:
     return None if any(value is None for value in values) else values
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
+    """Return the words of a text as it is written where a list is meant: between commas, or as in a shell."""
+    if LISTED.fullmatch(text):
+        return re.split(r"\s*,\s*", text)
     if BREAKS.fullmatch(text):
         return [text.replace(r"\n", "\n").replace(r"\t", "\t")]
     words = shlex.shlex(text, posix=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import conf
 from conf.schema.base import successors
-from conf.schema.forms import escape_line, expected, override, repaired
+from conf.schema.forms import escape_line, expected, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
 from conf.schema.unknown_keys import NEAR, is_model, kinds_of, sibling_keys, unknown_key
 
@@ -191,13 +191,21 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if error["type"] == "literal_error" and len(types) > 1 and all(get_origin(each) is Literal for each in types):
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])  # of the kind that was chosen
         types = types[:1] if choices else types
+    if isinstance(error["loc"][-1], int) and isinstance(given, str) and {*(words := split(given))} <= {*choices}:
+        return f"must be a list: {override(whole, words)}"
     if choices and len(types) == 1 and not isinstance(given, dict | list):
         return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
     said = f"{'each ' if path != whole else ''}must be {expected(types)}, not {shown}"
     parts = given if isinstance(given, list) else re.split(r"[\s;|]+", given.strip()) if isinstance(given, str) else []
     is_scalar = path == whole and path[0] != "sweep" and types[0] in (str, int, float)
     if len(parts) > 1 and is_scalar and all(repaired(types[0], part) is not None for part in parts):
+        if path[-1].endswith("path"):
+            folder, slash, file = str(parts[0]).rpartition("/")
+            pattern = f"{folder}{slash}*{Path(file).suffix}"
+            return f"{said}; several files are one pattern, such as {pattern}"
         return f"{said}; several values, of a sweep (-m), are written {key}={','.join(map(str, parts))}"
+    if (key := re.fullmatch(r"\$([\w.]+)", str(given))) and types_at((*key[1].split("."),)):
+        return f"{said}; another key's value is ${{{key[1]}}}"
     unit = path[-1].rpartition("_")[2]
     if isinstance(given, str) and given[:1].isdigit() and unit in UNITS:
         return f"{said}; write the number alone, in {unit.upper() if unit[-1] == 'b' else unit}"

@@ -201,7 +201,7 @@ def _in_our_words(message: str, key: str, extra_dir: Path | None, overrides: Seq
     from conf.schema.text_keys import types_at
 
     if found := re.search(r"Interpolation key '(.+?)' not found", message):
-        return _no_such_key(found[1], extra_dir, overrides)
+        return _no_such_key(found[1], key, extra_dir, overrides)
     if found := re.search(r"Could not delete from config\. '(.+?)' does not exist", message):
         return f"~{found[1]}: there is no such key to remove{_near_key(found[1], '; did you mean ~{}?')}"
     if re.search(r"DictConfig with ListConfig|ListConfig with DictConfig|incompatible container types", message):
@@ -226,7 +226,7 @@ IN_OUR_WORDS = (
     (r"HydraConfig was not set", "Slipway takes no settings of Hydra, so ${{hydra:…}} has no value; write it out"),
     (r"no viable alternative at input|mismatched input|token recognition error|extraneous input", "no }} closes the "
      "${{; a text with it is written \\${{"),
-    (r"Recursive interpolation", "${{…}} stands in what it means"),
+    (r"Recursive interpolation", "${{…}} refers to {key} itself; write the value"),
     (r"Could not delete '(.+?)=(.+?)'", "~{0}={1}: it is not {1} that is chosen; ~{0} removes what is"),
     (r"Could not override '(\w+)'", "{0} is no group that a config chooses; put its keys into an experiment, or write "
      "{0}.KEY=…"),
@@ -236,14 +236,19 @@ IN_OUR_WORDS = (
 """What is searched for in a message, and what is said in its place."""
 
 
-def _no_such_key(name: str, extra_dir: Path | None, overrides: Sequence[str]) -> str:
-    """Say why ${name} has no value: a file of a group has no base, or the name is a variable's or misspelled."""
+def _no_such_key(name: str, key: str, extra_dir: Path | None, overrides: Sequence[str]) -> str:
+    """Say why ${name} in a key has no value: its file has no base, or the name is a variable's or misspelled."""
+    from controller.config.compose import NOT_SECRET, SECRET_NAME
     from controller.config.own_files import without_base
 
     section = name.partition(".")[0]
     if file := without_base(section, extra_dir, overrides):
         return f"{file.shown}: lacks {name}; {base_cure(section)}"
     if name in os.environ or re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+        if is_secret(key):
+            return f"there is no key {name}; the source of a secret is env:{name}"
+        if SECRET_NAME.search(name) and name not in NOT_SECRET:
+            return f"there is no key {name}; a secret is passed on by env.secrets.{name}=env"
         return f"there is no key {name}; the environment's variable is ${{oc.env:{name}}}"
     return f"there is no key {name}{_near_key(name, '; did you mean ${{{}}}?')}"
 

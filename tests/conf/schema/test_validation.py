@@ -176,6 +176,31 @@ COMMAND = ["program=command", "program.command=[a]"]
             r"""program.setup: must be a list [[…], …], not 'printf \\d'; did you mean 'program.setup=[[printf, "\d""",
         ),
         (
+            [*TINY, "loop.steps=$loop.eval_interval"],
+            "loop.steps: must be a whole number, not '$loop.eval_interval'; another key's value is ${loop.eval_interv",
+        ),
+        ([*TINY, "tpu.capacity='spot, on_demand'"], "tpu.capacity: must be a list: 'tpu.capacity=[spot, on_demand]'"),
+        ([*TINY, "tpu.capacity='spot,on-demand'"], "tpu.capacity: unknown choice 'spot,on-demand'; did you mean 'on"),
+        (
+            [*TINY, "notify.events='end, failure'"],
+            "notify.events: must be a list [end|failure|preemption|alert, …], not 'end, failure'; did you mean "
+            "'notify.events=[end, failure]'?",
+        ),
+        (
+            [*TINY, "tpu.fallback_zones='us-east1-c, us-west4-a'"],
+            "tpu.fallback_zones: must be a list of words, not 'us-east1-c, us-west4-a'; did you mean "
+            "'tpu.fallback_zones=[us-east1-c, us-west4-a]'?",
+        ),
+        (
+            [*TINY, "loop.length_buckets='64,128'"],
+            "loop.length_buckets: must be a list [NUMBER, …], not '64,128'; did you mean 'loop.length_buckets=[64, 128",
+        ),
+        (
+            ["+experiment=gemma2b_gsm8k", "data.path=['gs://b/a.jsonl','gs://b/b.jsonl']"],
+            "data.path: must be text, not ['gs://b/a.jsonl', 'gs://b/b.jsonl']; several files are one pattern, such as "
+            "gs://b/*.jsonl",
+        ),
+        (
             [*TINY, "checkpoint.save_interval=false"],
             "checkpoint.save_interval: must be a number, not false; YAML reads",
         ),
