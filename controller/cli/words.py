@@ -121,6 +121,7 @@ OTHER_FLAGS = {
         "cleanup.on_success and cleanup.idle_minutes say when the pod is deleted",
     ),
     **dict.fromkeys(("--use-spot", "--no-spot"), "spot capacity is chosen with tpu.capacity=spot"),
+    **dict.fromkeys(("--gpu", "--gpus", "--num-gpus"), "pods are TPUs; the devices of this machine are cloud=here"),
     **dict.fromkeys(("--cloud", "--infra", "--provider"), "a cloud is chosen with cloud=gcp, local or here"),
     **dict.fromkeys(("--sweep-id", "--grid"), "a sweep is `slipway -m key=a,b`, and is named with --sweep ID"),
 }

@@ -160,14 +160,20 @@ def _elsewhere(folder: Path | None, group: str, stem: str, groups: Groups) -> st
     """Return where the file lies that is meant, and how to move it; empty if there is none."""
     if folder is None or not re.fullmatch(r"[\w.-]+", stem):
         return ""
+    of_other = ""
     for file in sorted(folder.glob("*/*")) if folder.is_dir() else ():
-        if file.stem != stem or file.suffix.lower() not in (".yml", ".yaml"):
+        if not re.fullmatch(rf"{re.escape(stem)}(\.ya?ml)?(\.txt)?", file.name, re.IGNORECASE) or file.is_dir():
             continue
-        shown = f"{folder.name}/{file.parent.name}/{file.name}"
-        if file.parent.name == group and file.suffix != ".yaml":
-            return f"{shown} must be renamed to end in .yaml"
-        if file.parent.name not in groups or difflib.get_close_matches(file.parent.name, [group], n=1):
+        shown, of = f"{folder.name}/{file.parent.name}/{file.name}", file.parent.name
+        if of == group and file.suffix != ".yaml":
+            return f"{shown} must be renamed to {stem}.yaml"
+        if of not in groups or difflib.get_close_matches(of, [group], n=1):
             return f"{shown} lies in a folder of another name; move it to {folder.name}/{group}/{stem}.yaml"
+        if stem in groups[of]:
+            choice = f"{'+' * (of == 'experiment')}{of}={stem}"
+            of_other = f"{shown} is a file of {of}: choose {choice}, or move it to {folder.name}/{group}/{stem}.yaml"
+    if of_other:
+        return of_other
     root = folder.parent
     if (lone := folder / f"{stem}.yaml").is_file() or (lone := root / f"{stem}.yaml").is_file():
         return f"{lone.relative_to(root)} is in no group; move it to {folder.name}/{group}/{stem}.yaml"

@@ -93,7 +93,9 @@ class UnknownAssetError(Exception):
         """Return the line for the user. declared: names of the config's assets."""
         near = difflib.get_close_matches(self.name, declared, n=1)
         hint = f"did you mean {ASSET}{near[0]}/…? " if near else ""
-        add = f"assets.<datasets, models or tokenizers>.{self.name}.path=FOLDER"
+        kinds = {"data.tokenizer": "tokenizers", "model.weights": "models"}
+        kind = kinds.get(self.key, "datasets" if self.key.startswith("data.") else "<datasets, models or tokenizers>")
+        add = f"assets.{kind}.{self.name}.path=FOLDER"
         return (
             f"{self} (assets: {', '.join(declared) or 'none'}); {hint}set {self.key} to a path or gs://…, or add the "
             f"asset: {add}"

@@ -137,12 +137,20 @@ def sweep_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:
 
 
 def placed(problem: object, sweep: Sweep, overrides: Sequence[str], folder: Path) -> str:
-    """Return a problem with the place in the user's file of the first key of `sweep.params` that it is about."""
+    """Return a problem with the place in the user's file of what the sweep sets there.
+
+    That is the first key of `sweep.params` that it is about, or the case.
+    """
     said = str(problem)
     for key in (key for key in sweep.params if re.search(rf"(^|: ){re.escape(key)}\b", said)):
         if place := where_set(f"sweep.params.{key}", folder / "slipway", overrides):
             if f"{key}: unknown group" in said:
                 said = f"sweep.params.{re.sub(r'=[^ ?]*', '', said)}"
+            return f"{said} ({place})"
+    for name, words in sweep.cases.items():
+        about = any(f": {word.lstrip('+~').partition('=')[0]}: " in said for word in words)
+        place = where_set(f"sweep.cases.{name}", folder / "slipway", overrides) if about else ""
+        if place and re.match(rf"{re.escape(name)}[: ]", said):
             return f"{said} ({place})"
     return said
 

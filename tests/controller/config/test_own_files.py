@@ -64,6 +64,8 @@ OWN = {
     "two documents": ("run: {seed: 1}\n---\nrun: {}\n", "line 3: --- begins a second document; a file has one"),
     "a conflict": ("<<<<<<< HEAD\nrun: {}\n=======\n>>>>>>> main\n", "line 2: a conflict of git is not resolved"),
     "the end of a conflict": ("run: {}\n>>>>>>> main\n", "line 3: a conflict of git is not resolved here"),
+    "a base as a key": ("base: quickstart\n", "line 2: base: unknown key; a base is named in `defaults: [quickstart"),
+    "another one": ("extends: quickstart.yaml\n", "line 2: extends: unknown key; a base is named in `defaults: [quick"),
     "default": ("default: [quickstart]\n", "line 2: default: unknown key; did you mean defaults?"),
     "an override of a list": ("defaults:\n  - override /model: [tiny, gpt2]\n", "line 3: override /model takes one"),
     "override closed up": ("defaults:\n  - override/loop: dapo\n", "line 3: defaults: a space is missing: `overr"),
@@ -183,7 +185,13 @@ def test_merged_keys_and_keys_with_dots_have_their_line(tmp_path: Path) -> None:
         ),
         ("slipway/mine.yaml", "slipway/mine.yaml is in no group; move it to slipway/experiment/mine.yaml"),
         ("mine.yaml", "mine.yaml is in no group; move it to slipway/experiment/mine.yaml"),
-        ("slipway/experiment/mine.yml", "slipway/experiment/mine.yml must be renamed to end in .yaml"),
+        ("slipway/experiment/mine.yml", "slipway/experiment/mine.yml must be renamed to mine.yaml"),
+        ("slipway/experiment/mine.yaml.txt", "slipway/experiment/mine.yaml.txt must be renamed to mine.yaml; ch"),
+        ("slipway/experiment/mine", "slipway/experiment/mine must be renamed to mine.yaml; ch"),
+        (
+            "slipway/loop/mine.yaml",
+            "slipway/loop/mine.yaml is a file of loop: choose loop=mine, or move it to slipway/experiment/mine.yaml",
+        ),
         (
             "../slipway/experiment/mine.yaml",
             "/slipway/experiment/mine.yaml exists, and slipway/ is looked for in the curr",

@@ -63,7 +63,7 @@ def test_null_is_no_choice(name: str) -> None:
             "experiment/mine.yml",
             GLOBAL,
             ["+experiment=mine"],
-            "experiment: no experiment named 'mine'; slipway/experiment/mine.yml must be renamed to end in .yaml; ",
+            "experiment: no experiment named 'mine'; slipway/experiment/mine.yml must be renamed to mine.yaml; ",
         ),
         ("data/mine.YAML", "kind: x", ["data=mine"], "data: no data named 'mine'; slipway/data/mine.YAML must be"),
         ("data/mine.yml", "kind: x", ["data=mine.yml"], "data: no data named 'mine.yml'; slipway/data/mine.yml must"),

@@ -228,6 +228,11 @@ def test_a_named_sweep_of_the_project_has_different_runs(tmp_path: Path) -> None
         with pytest.raises(ConfigError) as error:
             define_sweep(["+experiment=quickstart", "sweep=mine"], tmp_path)
         assert error.value.problems[0].endswith(f"{said} (slipway/sweep/mine.yaml, line 2)")
+    (tmp_path / "slipway" / "sweep" / "mine.yaml").write_text("cases:\n  b: []\n  a: [loop.kl_coeff=0]\n")
+    with pytest.raises(ConfigError) as error:
+        define_sweep(["+experiment=quickstart", "sweep=mine", "run.seed=0,1"], tmp_path)
+    said = "a run.seed=0: loop.kl_coeff: unknown key; did you mean loop.kl_coef? (slipway/sweep/mine.yaml, line 3)"
+    assert error.value.problems == [said]
     with pytest.raises(ConfigError, match="cloud, tpu and network must be the same in all runs"):
         define_sweep(["+experiment=quickstart", "tpu=v6e_8,v5litepod_16"], HERE)
 
