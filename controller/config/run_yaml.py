@@ -93,8 +93,10 @@ class UnknownAssetError(Exception):
         """Return the line for the user. declared: names of the config's assets."""
         near = difflib.get_close_matches(self.name, declared, n=1)
         hint = f"did you mean {ASSET}{near[0]}/…? " if near else ""
-        kinds = {"data.tokenizer": "tokenizers", "model.weights": "models"}
-        kind = kinds.get(self.key, "datasets" if self.key.startswith("data.") else "<datasets, models or tokenizers>")
+        section, _, name = self.key.partition(".")
+        kinds = {"tokenizer": "tokenizers", "weights": "models"}
+        other = "datasets" if section == "data" else "<datasets, models or tokenizers>"
+        kind = kinds.get(name.rpartition(".")[2], other)
         add = f"assets.{kind}.{self.name}.path=FOLDER"
         return (
             f"{self} (assets: {', '.join(declared) or 'none'}); {hint}set {self.key} to a path or gs://…, or add the "

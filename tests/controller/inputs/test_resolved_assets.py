@@ -15,6 +15,7 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.assets import Asset
+from controller.config.run_yaml import UnknownAssetError
 from controller.core.errors import CloudError, ConfigError
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
@@ -384,3 +385,18 @@ def test_a_folder_named_like_the_program_is_no_input(tmp_path: Path) -> None:
     assert identities() == before
     script.write_text("false")
     assert identities()[1] != before[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("data.path", "datasets"),
+        ("data.tokenizer", "tokenizers"),
+        ("model.weights", "models"),
+        ("loop.teacher.weights", "models"),
+        ("loop.options.rubric", "<datasets, models or tokenizers>"),
+    ],
+)
+def test_an_asset_that_is_missing_is_to_be_of_the_kind_of_its_key(key: str, kind: str) -> None:
+    said = UnknownAssetError(key, "assets://mine/a", "mine").explained(["other"])
+    assert said.endswith(f"set {key} to a path or gs://…, or add the asset: assets.{kind}.mine.path=FOLDER")
