@@ -114,7 +114,13 @@ def sent(tmp_path_factory: pytest.TempPathFactory, answered: Answered) -> Iterat
         name="sa-runner", account=account, on="i1", zone=ZONE, roles=("roles/compute.instanceAdmin.v1",)
     )
     driver = ServiceAccount(name="sa-driver")
-    acts = AccountRoles(name="sa-driver", account=driver, on="sa-runner", roles=("roles/iam.serviceAccountUser",))
+    acts = AccountRoles(
+        name="sa-driver",
+        account=driver,
+        on="sa-runner",
+        roles=("roles/iam.serviceAccountUser",),
+        depends_on=(account.id, driver.id),
+    )
     reconcile([account, driver, acts, machine], context)
     reconcile([account, of_its_own], context)
     machine.serial_output(context)
