@@ -79,7 +79,7 @@ def read_all(folder: Path) -> None:
     assert "it is nested too deeply" in cast(Any, attempts._read_summary(folder))["error"]
     [line] = said_of_metrics(folder / "metrics.jsonl", deep)
     assert "is nested too deeply" in line["warning"]
-    (folder / "rows.jsonl").write_text(NESTED[:5000])
+    (folder / "rows.jsonl").write_text(NESTED[:20_000])
     refused(
         input_first_row._UnreadableError,
         "line 1 is JSON that is nested too deeply",
