@@ -18,6 +18,8 @@ from conf.schema.text_keys import alternatives, types_at, types_below
 
 NEAR = 0.65
 """Least similarity of a key to what was typed."""
+NEARER = 0.85
+"""The same where another section has a key of just that name."""
 
 
 def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
@@ -47,7 +49,8 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
         return f"unknown key; a file of the group is chosen: {way}"
     elsewhere = find_keys(name, raw, section)
     same = own or [each for each in elsewhere if each.startswith(f"{section}.")]
-    near = [] if same else difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+    cutoff = NEARER if elsewhere else NEAR
+    near = [] if same else difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     parts = [f"{section}.{each}" for each in sorted(known) if name.lower() in each.split("_")]
     meant = same or [f"{inside}.{each}" for each in near] or foreign or elsewhere or parts[: 3 * (len(parts) < 4)]
     if meant:
