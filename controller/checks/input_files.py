@@ -16,12 +16,12 @@ from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import nearest_names
 from controller.gcp.google_errors import ForbiddenError, NotFoundError
+from controller.inputs.addresses import BUILT_IN_TOKENIZERS
 from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
 
 BUCKET = "gs://"
 MISSING = "???"
 """What stands for a value that is still to be given, in Hydra's files."""
-BUILT_IN_TOKENIZERS = ("bytes", "characters")
 WEIGHTS = "model.weights"
 FOLDERS = (WEIGHTS, "loop.teacher.weights", "model.lora.adapter")
 """Keys that name a folder of weights."""

@@ -131,9 +131,8 @@ def data_are_reachable(config: Config) -> Iterator[Issue]:
         if value.startswith("run:") and what == "weights":
             continue  # a checkpoint
         if problem := address_problem(value, key, what, config.data.kind):
-            is_read = (
-                what == "data" and config.data.kind != "parquet" and paths_here(config, value)
-            )  # `first_row` tells it
+            # of a file that is here, `first_row` tells it
+            is_read = what == "data" and config.data.kind != "parquet" and paths_here(config, value)
             if problem.certain or not is_read:
                 yield Issue(problem.message, key, None if problem.certain else "warning")
         elif _is_only_here(config, value):

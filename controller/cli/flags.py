@@ -196,7 +196,7 @@ VERBS: dict[str, Verb] = {
          _flag("--metric", "only metrics of this name or pattern, such as 'eval: *'; can be repeated", "word",
                action="append", default=[], metavar="NAME"),
          _flag("--smooth", "draw moving averages over faint curves, as TensorBoard does: 0 (default) to below 1",
-               "number", type=float, default=0.0, metavar="WEIGHT"),
+               "number", type=Number(float, 0, 0.999), default=0.0, metavar="WEIGHT"),
          _flag("--x", "relate a metric to a number: params, flops, seconds, examples, a config key, a metric", "word",
                default="", metavar="NAME"),
          _flag("--y", "the metric of --x (default: the report's first)", "word", default="", metavar="METRIC"),

@@ -23,7 +23,7 @@ HUB_PAGE = re.compile(
     r"(?:/(?:resolve|blob|tree|raw)/[^/?]+)?(?:/(?P<file>[^?]+))?(?:\?.*)?"
 )
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
-WITHOUT_FILE = ("bytes", "characters")
+BUILT_IN_TOKENIZERS = ("bytes", "characters")
 BESIDE_TOKENIZER = frozenset(
     ["tokenizer_config.json", "config.json", "vocab.json", "special_tokens_map.json", "added_tokens.json"]
 )
@@ -134,8 +134,8 @@ def _hub_problem(value: str, key: str, what: What) -> str:
 def _near_words(value: str) -> str:
     """Return the tokenizer without a file that a word is probably meant to name; empty if there is none."""
     word = value.lower()
-    begun = [name for name in WITHOUT_FILE if len(word) > 2 and name.startswith(word)]
-    return next(iter(begun or get_close_matches(word, WITHOUT_FILE, n=1, cutoff=0.8)), "")
+    begun = [name for name in BUILT_IN_TOKENIZERS if len(word) > 2 and name.startswith(word)]
+    return next(iter(begun or get_close_matches(word, BUILT_IN_TOKENIZERS, n=1, cutoff=0.8)), "")
 
 
 def _hub_cure(repository: str, file: str | None, key: str, what: What) -> str:

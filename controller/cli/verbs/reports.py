@@ -45,8 +45,6 @@ def run_report(command: Command) -> int:
     from controller.report.scaling import scaling_lines
 
     flags = command.flags
-    if not 0 <= flags.smooth < 1:
-        raise ConfigError(f"--smooth {flags.smooth:g}: must be at least 0 (as told) and below 1 (flat), such as 0.6")
     state, name, rows = requested_runs(command)
     with _file_reader(command, state) as read, command.options.showing("reading metrics and transcripts"):
         found = build_report(name, gather_runs(rows, read), flags.baseline, flags.metric, flags.smooth)

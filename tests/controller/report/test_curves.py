@@ -67,7 +67,7 @@ def test_a_smoothed_curve_is_a_moving_average_over_the_faint_one(tmp_path: Path)
 @pytest.mark.parametrize("weight", ["1", "-0.1", "nan"])
 def test_a_weight_that_smooths_nothing_or_all_is_refused(weight: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["report", f"--smooth={weight}"]) == 2
-    assert "must be at least 0 (as told) and below 1 (flat)" in capsys.readouterr().err
+    assert "--smooth: must be a number of at least 0 and at most 0.999" in capsys.readouterr().err
 
 
 def test_a_single_runs_hundred_metrics_are_grouped_in_natural_order_and_filtered(tmp_path: Path) -> None:
