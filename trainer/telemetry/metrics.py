@@ -254,7 +254,9 @@ class Profiler:
             return
         if self._num_updates == self._settings.after:
             jax.block_until_ready(arrays)
-            jax.profiler.start_trace(str(self._folder))
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # it would record each call of every thread, which makes updates slower
+            jax.profiler.start_trace(str(self._folder), profiler_options=options)
             self._tracing = True
         elif self._num_updates == self._settings.after + self._settings.updates:
             jax.block_until_ready(arrays)
