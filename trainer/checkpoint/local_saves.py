@@ -21,7 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from trainer.checkpoint.storage import RunStorage, first_line, outage_of
+from trainer.checkpoint.storage import RunStorage, array_handler, first_line, outage_of
 from trainer.distributed.runtime import gather_texts
 
 PARTIAL = ".partial"
@@ -57,15 +57,14 @@ class NoRoomError(Exception):
 class LocalSaves:
     """Local checkpoints of one run. All processes call every method but `discard`, in the same order."""
 
-    def __init__(self, folder: Path, remote: epath.Path, handler: Callable[[], ocp.PyTreeCheckpointHandler]) -> None:
+    def __init__(self, folder: Path, remote: epath.Path) -> None:
         """Prepare; nothing is written yet.
 
         Args:
             folder: on this worker's disk.
             remote: the run's folder of checkpoints.
-            handler: makes the handler that writes the arrays.
         """
-        self.folder, self._remote, self._handler = folder, remote, handler
+        self.folder, self._remote = folder, remote
         self._process = jax.process_index()
 
     def steps(self) -> list[int]:
@@ -127,7 +126,7 @@ class LocalSaves:
         try:
             (draft / "state").mkdir(parents=True)
             with jax.transfer_guard("allow"):
-                self._handler().save(draft / "state", args=ocp.args.PyTreeSave(state))
+                array_handler().save(draft / "state", args=ocp.args.PyTreeSave(state))
             if self._process == 0:
                 (draft / "position").mkdir()
                 (draft / "position" / "metadata").write_text(json.dumps(content))
@@ -161,7 +160,7 @@ class LocalSaves:
             list(pool.map(lambda path: files.put_file(str(path), f"{there}/{path.relative_to(source)}"), found))
 
     def _commit(self, step: int, target: epath.Path, final: epath.Path) -> None:
-        began, handler = time.time_ns(), self._handler()
+        began, handler = time.time_ns(), array_handler()
         handler.finalize(target / "state")
         kinds = {"state": ocp.PyTreeCheckpointHandler, "position": ocp.JsonCheckpointHandler}
         about = {"item_handlers": {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in kinds.items()}}

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Self
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import type_handlers
 
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
@@ -15,15 +14,13 @@ from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.storage import RunStorage, first_line, is_outage, outage_of
+from trainer.checkpoint.storage import RunStorage, array_handler, first_line, is_outage, outage_of
 from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, named_leaves
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_tree
 from trainer.models.weights import Params
 from trainer.pretrained.integrity import OUTAGE_PATTERN, altered, check_database, read_checksums, write_checksums
 from trainer.step.nan_diagnosis import DivergedError
-
-SMALLEST_SLICE_BYTES = 1 << 20
 
 COLLECTIVE_ERRORS = (CorruptionError, DisagreementError, DivergedError, OutageError, PreemptedError, ReplacedError)
 """Errors that all workers raise together."""
@@ -74,18 +71,19 @@ class CheckpointManager:
         self._bridge: OutageBridge | None = None
         self._log = log
         if log is not None and log.storage.is_remote and settings.max_outage_hours:
-            saves = LocalSaves(log.local / LOCAL_FOLDER, self._folder, _array_handler)
+            saves = LocalSaves(log.local / LOCAL_FOLDER, self._folder)
             self._bridge = OutageBridge(log, saves, settings.max_outage_hours)
             self._bridge.resume_earlier(self._newest_complete)
         storage = log.storage if log is not None else RunStorage(str(root))
         self._retention = Retention(root, settings, storage, writes=jax.process_index() == 0)
         self._manager = self._open()
+        self._begun: int | None = None  # the step that is being written, or could not be
 
     def _open(self) -> ocp.CheckpointManager:
         return ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(preservation_policy=self._retention, cleanup_tmp_directories=True),
-            item_handlers={"state": _array_handler(), "position": _position_handler(self._log)},
+            item_handlers={"state": array_handler(), "position": _position_handler(self._log)},
         )
 
     def _newest_complete(self) -> int | None:
@@ -105,6 +103,10 @@ class CheckpointManager:
         """
         return step % self._settings.save_interval == 0 or (evaluates and self._settings.best is not None)
 
+    def has_begun(self, step: int) -> bool:
+        """Return whether the checkpoint after `step` updates is complete or being written."""
+        return step in self._manager.all_steps() and step not in self._retention.broken_steps
+
     def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
         """Save a pytree of arrays and the loop's position after `step` updates.
 
@@ -120,7 +122,9 @@ class CheckpointManager:
         if self._bridge is not None and step in self._bridge.steps:
             return
         clear = self._bridge is None or self._bridge.can_write(self._manager)
-        if step in self._manager.all_steps():
+        if clear:
+            self._begun = None
+        if step in self._manager.all_steps() and step != self._begun:
             if step not in self._retention.broken_steps:
                 return
             if clear:
@@ -145,6 +149,7 @@ class CheckpointManager:
             if self._bridge is None or not is_outage(error):
                 raise
             problem = f"the checkpoint of step {step} was not written: {first_line(error)}"
+        self._begun = step
         return self._bridge is None or not self._bridge.agree_on_failure(problem)
 
     def catch_up(self, *, wait: bool = False) -> None:
@@ -255,7 +260,7 @@ class CheckpointManager:
             content = ocp.JsonCheckpointHandler().restore(folder / "position")
             # checked first, since failed reads of TensorStore end in pages of tracebacks
             check_database(folder / "state")
-            saved = _shapes(_array_handler().metadata(folder / "state").tree)
+            saved = _shapes(array_handler().metadata(folder / "state").tree)
         except Exception as error:
             raise _classify_error(error) from error
         if problem := format_problem(content, f"dir: the checkpoint of step {step}"):
@@ -269,7 +274,7 @@ class CheckpointManager:
                     "config; resume with the original model and optimizer, or set another dir"
                 )
         try:
-            state = _array_handler().restore(folder / "state", args=_restore_args(abstract))
+            state = array_handler().restore(folder / "state", args=_restore_args(abstract))
         except Exception as error:
             raise _classify_error(error) from error
         return dict(content), state
@@ -282,7 +287,7 @@ class CheckpointManager:
         checksums = self._checksums.compute(params, "as the reference")
         if jax.process_index() == 0:
             write_checksums(self._reference_checksums, checksums)
-        with ocp.Checkpointer(_array_handler()) as checkpointer:
+        with ocp.Checkpointer(array_handler()) as checkpointer:
             # a bucket may hold objects of an interrupted attempt
             checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params), force=True)
 
@@ -302,7 +307,7 @@ class CheckpointManager:
     def _load_reference(self, abstract: Params) -> tuple[dict[str, Any], Params]:
         try:
             check_database(self._reference)
-            params = _array_handler().restore(self._reference, args=_restore_args(abstract))
+            params = array_handler().restore(self._reference, args=_restore_args(abstract))
         except Exception as error:
             raise _classify_error(error) from error
         return {"checksums": read_checksums(self._reference_checksums)}, params
@@ -344,14 +349,6 @@ def _classify_error(error: Exception) -> Exception:
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
-
-
-def _array_handler() -> ocp.PyTreeCheckpointHandler:
-    """Return a handler in which replicas share the writing of large arrays; each new slice costs a compilation."""
-    handler = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES)
-    return ocp.PyTreeCheckpointHandler(
-        type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, handler))
-    )
 
 
 def _position_handler(log: Outputs | None) -> ocp.JsonCheckpointHandler:

@@ -1,4 +1,4 @@
-"""The storage of a run's results: its credentials, does it answer, and which errors mean that it does not."""
+"""The storage of a run's results: credentials, how arrays are written, does it answer, what errors mean that not."""
 
 import logging
 import os
@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import jax
+import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
+from orbax.checkpoint import type_handlers
 
 from trainer.pretrained.integrity import OUTAGE_PATTERN
 
@@ -27,6 +30,26 @@ REFUSAL_PATTERN = re.compile(r"UNAUTHENTICATED|PERMISSION_DENIED|NOT_FOUND|INVAL
 """Status codes of answers: waiting would not help, and the first real request reports what is wrong."""
 PROBED_OBJECT = "checkpoints/probe"
 """Object that is looked up; it need not exist."""
+SMALLEST_SLICE_BYTES = 1 << 20
+"""Smallest part of an array that one of its replicas writes for the others; each new slice costs a compilation."""
+MAX_RESTORE_BYTES = 96 * 10**9
+"""Bytes that are read at the same time, Orbax's own bound."""
+
+
+def array_handler() -> ocp.PyTreeCheckpointHandler:
+    """Return a handler in which replicas share the writing of large arrays.
+
+    It bounds no bytes that are written at the same time. With a bound, which is Orbax's default, each array changes the
+    manifest of its process, and Cloud Storage takes one change of an object a second; without, one transaction does.
+    """
+    handler = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES)
+    registry = type_handlers.create_type_handler_registry((jax.Array, handler))
+    return ocp.PyTreeCheckpointHandler(
+        type_handler_registry=registry,
+        handler_impl=ocp.BasePyTreeCheckpointHandler(
+            restore_concurrent_bytes=MAX_RESTORE_BYTES, type_handler_registry=registry
+        ),
+    )
 
 
 class RunStorage:

@@ -83,8 +83,10 @@ def _train(parts: GrpoParts) -> None:
     phases.enter("updates")
     _policy_updates(parts, reference)
     phases.enter("end")
-    parts.saver.save(train_state)
+    if not parts.checkpoints.has_begun(progress.total_steps):
+        parts.saver.save(train_state)
     parts.evaluations.summarize(train_state, **telemetry.left_out(progress))
+    parts.saver.save(train_state)  # once more if it could not be written meanwhile
 
 
 def _warm_start(parts: GrpoParts) -> None:

@@ -118,6 +118,7 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
         results = self._evaluate(loop.steps, state)
         results |= sum(map(Counter, gather_tree(self.stream.left_out()).values()), Counter())  # without those of 0
         self.log.summarize(**{n: x for n, x in results.items() if "/" not in n}, steps=loop.steps)
+        self._save(loop.steps, state)  # once more if it could not be written meanwhile
 
     def _should_save(self, done: int) -> bool:
         evaluates = done % self.loop.eval_interval == 0

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import LocalRunFileError, PodFacts
+from trainer.checkpoint.storage import array_handler
 from trainer.distributed.runtime import shard_batch
 from trainer.rewards.extract import extract_answer
 from trainer.step.program import Program
@@ -47,7 +48,7 @@ def probe_bucket(folder: str, mesh: Mesh) -> None:
         path = path.resolve()
     wanted = shard_batch({"probe": np.arange(mesh.size, dtype=np.float32)}, mesh)
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with ocp.Checkpointer(array_handler()) as checkpointer:
             checkpointer.save(path, args=ocp.args.PyTreeSave(wanted), force=True)
             how = ocp.checkpoint_utils.construct_restore_args(wanted)
             found = checkpointer.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how))

@@ -15,6 +15,7 @@ from itertools import product
 import jax
 import numpy as np
 import pytest
+import tensorstore
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -104,6 +105,20 @@ def test_the_reference_is_saved_once_and_rewritten_if_it_is_half_written(tmp_pat
     checkpoints.save_reference(other)
     assert_equal(checkpoints.restore_reference(abstract()), other)
     checkpoints.close()
+
+
+def test_a_save_changes_each_manifest_once(tmp_path):
+    """Cloud Storage takes one change of an object a second, for which every further one would wait."""
+    state = {f"array{i}": arrays(i) for i in range(12)}
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
+        checkpoints.save_reference(state)
+        checkpoints.save(1, state, {})
+    manifests = sorted(tmp_path.rglob("manifest.ocdbt"))
+    assert len(manifests) == 4, "that of the process and that of all, of both"
+    for manifest in manifests:
+        opened = tensorstore.KvStore.open(f"file://{manifest.parent}/").result()
+        versions = tensorstore.ocdbt.dump(opened).result()["versions"]
+        assert [version["generation_number"] for version in versions] == [1], manifest
 
 
 def cut_reference(folder) -> None:

@@ -1,5 +1,6 @@
 """An outage of the bucket: checkpoints wait on the disk, reach the bucket whole and in order, and end with a bound."""
 
+import shutil
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,6 +217,25 @@ def test_a_write_that_failed_in_the_background_is_an_outage(bucket, monkeypatch)
         bucket.later()
         checkpoints.catch_up()
         assert (bucket.steps(), bucket.on_disk()) == (["2", "4"], [])
+
+
+def test_a_last_checkpoint_that_failed_in_the_background_is_saved_again(bucket, monkeypatch):
+    with bucket.open() as checkpoints:
+        checkpoints.save(2, arrays(2), {"at": "first"})
+        assert checkpoints.has_begun(2)
+        assert not checkpoints.has_begun(4)
+        checkpoints._manager.wait_until_finished()
+        shutil.rmtree(bucket.folder / "run/checkpoints/2")
+        failed = [ValueError("UNAVAILABLE: Error writing object")]
+        monkeypatch.setattr(checkpoints._manager, "check_for_errors", lambda: (_ for _ in ()).throw(failed.pop()))
+        checkpoints.save(2, arrays(2), {"at": "second"})
+        assert (bucket.steps(), bucket.on_disk()) == ([], ["2"])
+        monkeypatch.undo()
+    with bucket.open() as checkpoints:
+        checkpoints.save(2, arrays(3), {"at": "third"})
+        state, position = read(checkpoints, 2)
+    assert position == {"at": "second"}
+    assert_equal(state, arrays(2))
 
 
 def test_the_disk_holds_as_many_checkpoints_as_the_bucket(bucket):
