@@ -39,7 +39,7 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
         nested = name.replace(".", ": {") + ": …" + "}" * name.count(".")
         return f"a key of a file has no dots; write {nested}, or a line for each part"
     known = _keys_here(raw, path[:-1])
-    foreign = _foreign(raw, name, section)
+    foreign = foreign_keys(raw, name, section)
     own = [each for each in foreign if each.startswith(f"{section}.")]
     if name in Config.model_fields and not own and not difflib.get_close_matches(name, known, n=1, cutoff=0.9):
         return f"unknown key; {name} is a section of its own, at the left margin of a file: {name}.…=…"
@@ -58,7 +58,7 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
     return f"unknown key; choices: {', '.join(sorted(known))}"
 
 
-def _foreign(raw: Any, name: str, section: str) -> list[str]:
+def foreign_keys(raw: Any, name: str, section: str = "") -> list[str]:
     """Return what another tool's key is called in this config."""
     meant = FOREIGN.get(name.lower(), "")
     here = [each for each in meant.split(" or ") if all(_is_here(raw, key) for key in each.split(" and "))]

@@ -366,10 +366,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(verb: str, words: Sequence[str] = ()) -> Parser:
-    """Return the parser for a verb's flags and positional arguments. words: those that it will parse."""
+    """Return the parser for a verb's flags and positional arguments. words: those that it will parse.
+
+    Raises ConfigError if they have a flag twice that has one value.
+    """
     made = Parser(prog="slipway" if verb == "up" else f"slipway {verb}", add_help=False, allow_abbrev=False)
     made.typed = [word.partition("=")[0] for word in words]
     for flag in flags(verb):
+        is_lone = flag.names[0][0] == "-" and flag.argparse_options.get("action", "store") == "store"
+        if is_lone and sum(word in flag.names for word in made.typed) > 1:
+            raise ConfigError(f"{flag.names[0]}: is given twice; give it once")
         made.add_argument(*flag.names, **flag.argparse_options)
     return made
 

@@ -7,6 +7,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, REPEAT, VERBS, flags, module_of, parser
 from controller.config.compose import OVERRIDE, config_groups
+from controller.config.grammar_errors import is_secret, typed_secrets
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.text import sanitized_output, width_of, wrap
 from controller.records import index
@@ -26,6 +28,8 @@ from controller.run.options import RunOptions
 HELP_FLAGS = {*HELP.names}
 BAD_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 VERSION_FLAGS = ("--version", "-V")
+PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|uvx?|bash|sh)|.+\.(py|sh)")
+"""Words that begin a program, where a verb takes no other words."""
 KEYS_OF_FLAGS = {"--tpu": "tpu.accelerator_type", "--zone": "tpu.zone", "--name": "run.name"}
 """Flags for a program, and the keys that say the same of an experiment."""
 
@@ -63,7 +67,7 @@ class Command:
 def parse(argv: Sequence[str]) -> Command:
     """Split a command line into verb, flags and overrides. Raises ConfigError with the nearest known verb or flag."""
     at = list(argv).index("--") if "--" in argv else len(argv)
-    argv, rest = argv[:at], tuple(argv[at + 1 :])  # Slipway's part, and the worker's command
+    argv, rest = [*argv[:at]], tuple(argv[at + 1 :])  # Slipway's part, and the worker's command
     are = [_is_override(word, before) for word, before in zip(argv, ["", *argv], strict=False)]
     overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)
     arguments = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
@@ -81,9 +85,10 @@ def parse(argv: Sequence[str]) -> Command:
         raise ConfigError(f"{verb}: takes no command after --; {hint}")
     if overrides and not VERBS[verb].config:
         raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")
+    _raise_if_twice(overrides)
     _raise_if_experiment(verb, arguments)
-    if verb == "run" and not rest:
-        _raise_if_program(arguments)
+    if verb in (*PROGRAM_VERBS, "up") and not rest:
+        _raise_if_program(verb, argv[argv[:1] == [verb] :])
     if arguments or any(word.endswith(("=", "{", "[", ",")) for word in overrides):
         from controller.cli.words import raise_if_mistyped
 
@@ -92,7 +97,7 @@ def parse(argv: Sequence[str]) -> Command:
     if unknown:
         from controller.cli.words import unknown_words
 
-        raise unknown_words(verb, unknown, arguments, flags(verb))
+        raise unknown_words(verb, unknown, arguments, flags(verb), overrides)
     sweep = next((word for word in overrides if word.lstrip("+").startswith("sweep=")), "")
     if sweep and getattr(known, "multirun", None) is False:
         raise ConfigError(f"{sweep}: is of a sweep; add -m, or leave it out")
@@ -107,12 +112,30 @@ def _raise_if_experiment(verb: str, arguments: Sequence[str]) -> None:
         raise ConfigError(f"{verb}: does not take {word!r}; did you mean +experiment={word}?")
 
 
-def _raise_if_program(arguments: Sequence[str]) -> None:
+def _raise_if_program(verb: str, words: Sequence[str]) -> None:
     """Raise ConfigError for `run python train.py`: the program's words are not separated from Slipway's."""
-    takes_value = [name for flag in VERBS["run"].flags if "metavar" in flag.argparse_options for name in flag.names]
-    for at, (before, word) in enumerate(zip(["", *arguments], arguments, strict=False)):
-        if not word.startswith("-") and before not in takes_value:
-            raise ConfigError(f"run: the program goes after --: slipway run -- {shlex.join(arguments[at:])}")
+    takes_value = [name for flag in flags(verb) if "metavar" in flag.argparse_options for name in flag.names]
+    for at, (before, word) in enumerate(zip(["", *words], words, strict=False)):
+        if word.startswith("-") or before in takes_value or _is_override(word, before):
+            continue
+        if verb == "run" or PROGRAM.fullmatch(word):
+            called = "run" if verb == "up" else verb
+            line = shlex.join(["slipway", called, *words[:at], "--", *words[at:]])
+            raise ConfigError(f"{verb}: the program goes after --: {line}")
+
+
+def _raise_if_twice(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a key or group with two values: the later one would count, without a word."""
+    given: dict[str, str] = {}
+    for word in overrides:
+        key, _, value = word.lstrip("+").partition("=")
+        if (first := given.setdefault(key, value)) == value:
+            continue
+        cure = f"; a sweep over both is -m {key}={first},{value}"
+        if key == "experiment":
+            cure = f"; a file of your own can have both as bases: `defaults: [{first}, {value}, _self_]`"
+        shown = ("two values", "") if is_secret(key) else (f"{first} and {value}", cure)
+        raise ConfigError(f"{key}: is given twice, with {shown[0]}; give one of them{shown[1]}")
 
 
 def resolve_verb(verb: str, argv: Sequence[str] = ()) -> str:
@@ -230,8 +253,6 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except SlipwayError as error:
-        from controller.config.grammar_errors import typed_secrets
-
         width, secrets = width_of(sys.stderr), [*typed_secrets(argv)]
         for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
             said = f"error: {problem}"

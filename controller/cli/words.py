@@ -3,6 +3,7 @@
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from controller.cli.flags import VERBS, Flag
@@ -199,10 +200,12 @@ def _problem_of_value(words: Sequence[str]) -> str:
     return f"{found[0]!r} is not how a value is set; did you mean {sign}{key}={found[3]}?"
 
 
-def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], flags: Sequence[Flag]) -> ConfigError:
+def unknown_words(
+    verb: str, unknown: Sequence[str], arguments: Sequence[str], flags: Sequence[Flag], overrides: Sequence[str]
+) -> ConfigError:
     """Return the error for words that a verb does not take: each flag with the nearest one, or what has that name here.
 
-    arguments: all words of the line that are no overrides.
+    arguments: all words of the line that are no overrides. overrides: the others, whose config has the keys.
     """
     import difflib
 
@@ -217,7 +220,7 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
         value = value or next((each for each in behind if not each.startswith("-")), "…")
         near = [name for name in names if name.startswith(flag)]
         near = near or difflib.get_close_matches(flag, names, n=1, cutoff=0.65)
-        key, alone = _key_called(flag), any(each.names == (flag.lstrip("-"),) for each in flags)
+        key, alone = _key_called(flag, overrides), any(each.names == (flag.lstrip("-"),) for each in flags)
         elsewhere = [name for name, each in VERBS.items() if any(flag in one.names for one in each.flags)]
         hint = f"write it alone: {value}" if alone else f"did you mean {near[0]}?" if near else ""
         hint = f"did you mean {key}={value}?" if key and not alone else hint
@@ -231,21 +234,25 @@ def unknown_words(verb: str, unknown: Sequence[str], arguments: Sequence[str], f
         )
         if worker := WORKER.fullmatch(unknown[0]) if "--worker" in names else None:
             return ConfigError(f"{verb}: {unknown[0]!r} is too much; did you mean --worker {worker[1]}?")
-        before = arguments[max(arguments.index(unknown[0]) - 1, 0)].rstrip(":")
+        before = ["", *arguments][arguments.index(unknown[0])].rstrip(":")
         if f"--{unknown[0]}" in names:
             return ConfigError(f"{verb}: did you mean --{unknown[0]}?")
-        if key := _key_called(before):
+        if key := _key_called(before, overrides):
             return ConfigError(f"{verb}: {before!r} is no name of a run; did you mean {key}={unknown[0]}?")
         problems = [f"{verb}: {_wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]
     called = "slipway" if verb == "up" else f"slipway {verb}"
     return ConfigError([f"{problem}; see {called} --help" for problem in problems])
 
 
-def _key_called(word: str) -> str:
-    """Return the key of the config that a flag or a word without a section means; empty if none does."""
+def _key_called(word: str, overrides: Sequence[str] = ()) -> str:
+    """Return the key of the overrides' config that a flag or a word without a section means; empty if none does."""
+    from controller.config.compose import compose_raw
     from controller.config.refusals import keys_called
 
-    return next((key for key in keys_called(word.lstrip("-").replace("-", "_")) if " " not in key), "")
+    raw = None
+    with suppress(ConfigError):  # then keys of any config are better than none
+        raw = compose_raw(overrides, extra_dir=Path.cwd() / "slipway") if overrides else None
+    return next((key for key in keys_called(word.lstrip("-").replace("-", "_"), raw) if " " not in key), "")
 
 
 def _wrong_word(word: str) -> str:

@@ -42,7 +42,9 @@ def typed_secrets(argv: Sequence[str]) -> Iterator[str]:
                 given,
                 *(part.rpartition("=")[2] for part in re.split(r"[\s,{}\[\]\"']+", given) if part[-1:] != ":"),
             }
-    yield from sorted((each for each in found if len(each) > 5 and not SOURCE.match(each)), key=len, reverse=True)
+    keys = {part for word in argv if "=" in word for part in word.partition("=")[0].split(".")}
+    kept = (each for each in found if len(each) > 5 and not SOURCE.match(each) and each not in keys)
+    yield from sorted(kept, key=len, reverse=True)
 
 
 def hidden(key: str, problem: str) -> str:

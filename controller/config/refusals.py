@@ -140,20 +140,20 @@ def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, S
     return f"{key}: {wrong_name(group, name, extra_dir, choices)}"
 
 
-def keys_called(name: str) -> list[str]:
-    """Return the dotted keys that a word without a section means: `lr`, `wandb_entity`, `loop/steps`, `max_steps`."""
-    from conf.schema.foreign_keys import FOREIGN
+def keys_called(name: str, raw: Any = None) -> list[str]:
+    """Return the dotted keys that a word without a section means: `lr`, `wandb_entity`, `loop/steps`, `max_steps`.
+
+    raw: the composed data, which have the keys; None: keys of any config.
+    """
     from conf.schema.text_keys import types_at
-    from conf.schema.unknown_keys import find_keys
+    from conf.schema.unknown_keys import find_keys, foreign_keys
 
     dotted = name.replace("/", ".")
     if "." in dotted:
         return [dotted] if types_at((*dotted.split("."),)) else []
-    foreign = [each.partition("=")[0] for each in FOREIGN.get(name, "").split(" or ") if each]
-    if foreign:
-        return [*foreign, *(find_keys(name) if foreign[1:] else ())]
     section, _, rest = name.partition("_")
-    return find_keys(name) or [key for key in find_keys(rest) if section in key.split(".")]
+    inside = [key for key in find_keys(rest, raw) if section in key.split(".")]
+    return foreign_keys(raw, name) or find_keys(name, raw) or inside
 
 
 def _parse_error(override: str) -> Exception | None:

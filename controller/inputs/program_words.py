@@ -37,6 +37,8 @@ ON_WORKERS = WRAPPERS | {
     *("xargs", "make", "gcloud", "gsutil", "docker", "uv", "uvx", "git", "curl", "nproc", "lscpu", "free")
 }
 """Programs that a TPU VM's image has, or Slipway puts there, whether this machine has them or not."""
+LAUNCHERS = frozenset(["torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun"])
+"""Programs that start a Python program on each device or machine, as Slipway does on each worker."""
 ENTER = ("sh", "-c", 'cd "$1" && shift && exec "$@"', "sh")
 """Words that start the words behind a folder in that folder."""
 SHELL_SYNTAX = frozenset("$`*?~\n;&|<>(){}")
@@ -85,7 +87,8 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
         inner = (i for i, word in enumerate(words) if i and (_is_interpreter(word) or _is_script(word)))
         if (at := next(inner, None)) is not None:
             return started(words[at:], folder)
-    if words[:2] == ["uv", "run"] and (at := next((i for i, w in enumerate(words) if w.endswith(".py")), None)):
+    launches = words[:2] == ["uv", "run"] or Path(words[0]).name in LAUNCHERS
+    if launches and (at := next((i for i, w in enumerate(words) if w.endswith(".py")), None)):
         return started(["python", *words[at:]], folder)
     line = words[2] if len(words) == 3 and _is_text_option(words[0], words[1]) else ""
     if _is_interpreter(words[0]) and line and not set(line) & SHELL_SYNTAX:
@@ -111,6 +114,10 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     """
     if not argv[0].strip():
         return "the program's name is empty; name one, such as python train.py"
+    is_launched = Path(argv[0]).name in LAUNCHERS
+    if bare and is_launched and (absent := _absence(argv, folder)):
+        python = shlex.join(started(argv, folder)[0])
+        return f"{absent}; Slipway itself starts a program on every worker: {python}"
     words, folder = started(argv, folder)
     script = script_of(words)
     if (named := script or words[0]).endswith(".ipynb"):
@@ -276,7 +283,7 @@ def modules_in(folder: Path) -> dict[str, Path]:
 
 def syntax_problem(argv: Sequence[str], file: Path) -> str:
     """Return where a program is none of its language; empty if this machine finds no fault."""
-    interpreter = next(Path(word).name for word in reversed(argv) if _is_interpreter(word))
+    interpreter = Path(started(argv, file.parent)[0][0]).name
     if interpreter.startswith("python"):
         if file.suffix != ".py":
             return ""  # it may be a zip archive, or compiled

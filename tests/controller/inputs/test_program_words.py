@@ -74,6 +74,9 @@ PROGRAMS = {
         (["python", "lacks.py"], "line 2: imports nosuchpkg, and this machine, whose packages the workers have, has"),
         (["bash", "-lc", "python trian.py"], "error trian.py: there is no such file in "),
         (["uv", "run", "--with", "jax", "trian.py"], "error trian.py: there is no such file in "),
+        (["uv", "run", "bad.py"], "error bad.py, line 1: "),
+        (["torchrun", "--nproc=8", "bad.py"], "; Slipway itself starts a program on every worker: python bad.py"),
+        (["mpirun", "-n", "4", "python", "lab/a.py", "x"], "a program on every worker: python lab/a.py x"),
         (
             ["python", "-m", "lab/train.py"],
             "error -m lab/train.py: is a file, not a module's name; use: python -m lab.tr",

@@ -200,7 +200,7 @@ def test_a_program_runs_once_and_its_words_mean_the_same_run(slipway: SlipwayCli
         ("run", "run: no program; add it: -- python train.py"),
         ("plan --tpu v6e-8", "--tpu: no program"),
         ("run python train.py --lr 1", r"run: the program goes after --: slipway run -- python train.py --lr 1$"),
-        ("run --tpu v6e-8 --yes train.py", r"run: the program goes after --: slipway run -- train.py$"),
+        ("run --tpu v6e-8 --yes train.py", r"goes after --: slipway run --tpu v6e-8 --yes -- train.py$"),
         ("train.py", "unknown verb 'train.py'; did you mean `slipway run -- train.py …`"),
         ("python train.py", "unknown verb 'python'; did you mean `slipway run -- python …`"),
         ("run --tpu v6e-8 cloud=here -- python -m lab", "--tpu v6e-8: cloud=here runs on this machine; leave --tpu"),
