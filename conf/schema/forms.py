@@ -14,6 +14,8 @@ from conf.schema.text_keys import alternatives
 
 MAX_SHOWN_CHARS = 600
 """Limit for a message, and for each value in it."""
+SHORT, SURE = 6, 0.8
+"""Letters of a name that may be another's but for one of them, and likeness of two words that is enough then."""
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 EXAMPLES: dict[Any, Any] = {float: 1.0, int: 1, str: "VALUE"}
 """A value of a type, for a name that was given without one."""
@@ -22,6 +24,27 @@ PLAIN = re.compile(r"-{0,2}[\w./][\w./-]*", re.ASCII)
 
 LISTED = re.compile(r"[^\s,\"'{}\[\]]+(\s*,\s*[^\s,\"'{}\[\]]+)+")
 """The words of a list without its brackets."""
+
+
+def near_choices(word: str, choices: Iterable[str]) -> list[str]:
+    """Return the choices that a word is probably meant to be, the nearest first.
+
+    A short name with another letter is another thing, as ppo is not dpo: letters are swapped, missing or too many.
+    """
+
+    def is_part(short: str, long: str) -> bool:
+        rest = iter(long)
+        return all(letter in rest for letter in short)
+
+    return [
+        each
+        for each in difflib.get_close_matches(word, choices, n=3)
+        if len(word) > SHORT
+        or difflib.SequenceMatcher(None, word, each).ratio() >= SURE
+        or sorted(word) == sorted(each)
+        or is_part(word, each)
+        or is_part(each, word)
+    ]
 
 
 def escape_line(text: str) -> str:

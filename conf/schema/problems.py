@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import conf
 from conf.schema.base import successors
-from conf.schema.forms import escape_line, expected, override, repaired, split
+from conf.schema.forms import escape_line, expected, near_choices, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
 from conf.schema.unknown_keys import NEAR, is_model, kinds_of, sibling_keys, unknown_key
 
@@ -58,6 +58,8 @@ MISTYPED = frozenset(
 ) | {"int_parsing", "int_from_float", "float_parsing", "bool_parsing", "literal_error", "date_from_datetime_parsing",
      "date_parsing", "int_parsing_size"}  # fmt: skip
 """Kinds of pydantic's errors for a value of another type."""
+NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
+RANGE = re.compile(rf"({NUMBER})\s*(?:-|–|\.\.+|:|to)\s*({NUMBER})")
 UNITS = {"hours", "minutes", "seconds", "days", "gb", "mb", "gib", "mib", "usd", "bytes"}
 """Last words of keys of numbers."""
 
@@ -130,8 +132,11 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         way = f"choose its group: {key}=…, in a file `override /{key}: …` in `defaults`" if len(path) == 1 else "set it"
         return ConfigProblem(key, f"has no `kind`; {way}")
     if kind == "union_tag_invalid":
+        tag = error["ctx"]["tag"]
+        is_file = Path(conf.__file__).with_name(key).joinpath(f"{tag}.yaml").is_file()
+        base = f"; {key}={tag} is a file of the group, and the base of yours with `defaults: [{tag}, _self_]`"
         return ConfigProblem(
-            f"{key}.kind", f"unknown kind {_choice(error['ctx']['tag'], kinds_of(types_at((*path,))))}"
+            f"{key}.kind", f"unknown kind {_choice(tag, kinds_of(types_at((*path,))))}{base * is_file}"
         )
     if kind == "float_parsing" and path[:-1] == ["loop", "rewards"] and ":" in str(given):
         function, _, weight = str(given).rpartition(":")
@@ -196,7 +201,9 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if choices and len(types) == 1 and not isinstance(given, dict | list):
         return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
     said = f"{'each ' if path != whole else ''}must be {expected(types)}, not {shown}"
-    parts = given if isinstance(given, list) else re.split(r"[\s;|]+", given.strip()) if isinstance(given, str) else []
+    if said_of := _range_of_words(types, key, given):
+        return f"{said}; {said_of}"
+    parts = [part for each in (given if isinstance(given, list) else [given]) for part in _parts(each)]
     is_scalar = path == whole and path[0] != "sweep" and types[0] in (str, int, float)
     if len(parts) > 1 and is_scalar and all(repaired(types[0], part) is not None for part in parts):
         if path[-1].endswith("path"):
@@ -213,6 +220,22 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         return f"{said}; did you mean {override(whole, mended)}?"
     about = next(iter(_descriptions(whole)), "")
     return f"{said}; {about[0].lower()}{about[1:].rstrip('.')}" if "e.g." in about else said
+
+
+def _parts(given: Any) -> list[Any]:
+    """Return the values that a text may stand for; another value alone."""
+    return re.split(r"[\s;|]+", given.strip()) if isinstance(given, str) else [given]
+
+
+def _range_of_words(types: Sequence[Any], key: str, given: Any) -> str:
+    """Return how all numbers between two are written, for `0-3`, `0..3`, `0:3` and `0 to 3`; "" for another value."""
+    found = RANGE.fullmatch(given.strip()) if isinstance(given, str) and {int, float} & {*types} else None
+    if found is None or float(found[1]) >= float(found[2]):
+        return ""
+    if int in types and found[1].isdigit() and found[2].isdigit():
+        first, last = int(found[1]), int(found[2])
+        return f"{first} to {last}, of a sweep (-m), are written '{key}=range({first},{last + 1})'"
+    return f"several values, of a sweep (-m), are written {key}={found[1]},{found[2]}"
 
 
 def _descriptions(path: list[str]) -> Iterator[str]:
@@ -307,7 +330,7 @@ def _choices(types: Sequence[Any]) -> list[str]:
 
 def _choice(given: str, choices: Sequence[str]) -> str:
     """Return the end of the line about a word that is no choice."""
-    near = difflib.get_close_matches(given.lower(), choices, n=1, cutoff=NEAR)
+    near = near_choices(given.lower(), choices)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{escape_line(repr(given))}; {hint}choices: {', '.join(choices)}"
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from conf.schema.config import Config
 from conf.schema.problems import ConfigProblem, key_path, problems_of
+from conf.schema.text_keys import types_at
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -19,7 +20,7 @@ def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
     If the only problems are unknown keys, validate again without them, so that the caller can also run the checks
     between sections and report everything at once.
     """
-    if problems := [*_unprintable_values(raw)]:
+    if problems := [*_unprintable_values(raw), *problems_of(raw, [*_misread_numbers(raw)])]:
         return None, problems
     try:
         config = Config.model_validate(raw)
@@ -48,6 +49,20 @@ def _unprintable_values(value: Any, key: str = "") -> Iterator[ConfigProblem]:
         inner = f"{key}.{name}".lstrip(".")
         yield from _unprintable_values(str(name), inner)
         yield from _unprintable_values(child, inner)
+
+
+ZERO_FIRST = re.compile(r"[+-]?0[0_]*[+-].*")
+
+
+def _misread_numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[dict[str, Any]]:
+    """Yield an error as of pydantic for texts such as 0-3, of which it drops the zero and reads -3."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, child in items:
+        yield from _misread_numbers(child, (*path, name))
+    if isinstance(value, str) and ZERO_FIRST.fullmatch(value):
+        types = types_at((*map(str, path),))
+        if int in types and str not in types:
+            yield {"type": "int_parsing", "loc": path, "input": value}
 
 
 def _booleans_as_numbers(raw: Any, made: Any, key: str = "") -> Iterator[ConfigProblem]:

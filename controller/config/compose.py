@@ -53,8 +53,9 @@ def _placed(problem: ConfigProblem, overrides: Sequence[str], extra_dir: Path | 
     """Return a problem with file and line, if a file of the user's sets the key."""
     from controller.config.own_files import where_set, without_base
 
-    if problem.message.startswith("lacks ") and (file := without_base(problem.key, extra_dir, overrides)):
-        reason = f"{problem.message.partition(';')[0]}; {base_cure(problem.key)}"
+    is_part = problem.message.startswith(("lacks ", "has no `kind`", "has keys of another kind"))
+    if is_part and (file := without_base(problem.key, extra_dir, overrides)):
+        reason = f"{problem.message.partition(';')[0]}; {base_cure(problem.key, file)}"
         return replace(problem, message=reason, place=file.shown)
     return replace(problem, place=where_set(problem.key, extra_dir, overrides))
 

@@ -151,13 +151,13 @@ def _cure(key: str, value: str) -> str:
     if stripped.startswith("{") and re.search(r"[\"']?\w[\"']? *=", stripped):
         with_colons = re.sub(r"[\"']?(\w+)[\"']? *= *", r"\1: ", stripped)
         return f"a colon sets a value: '{key}={with_colons}'"
+    parts = [part for part in re.split(r"[\s,;|]+", stripped.strip("[](){}")) if part]
+    if types[:1] in ([int], [float]) and len(parts) > 1 and all(repaired(types[0], part) is not None for part in parts):
+        return f"it must be {expected(types)}; several values, of a sweep (-m), are written {key}={','.join(parts)}"
     if re.fullmatch(r"\[[^\[\]{}\"']*\]", stripped):
         return f"quote its items: {override(path, [item.strip() for item in stripped[1:-1].split(',')])}"
     if types and not any(kind is str for kind in types) and stripped[:1] not in ("[", "{"):
         made = repaired(types[0], value.split(",")) if "," in value else None
-        parts = [part for part in re.split(r"[\s,;|]+", stripped) if part]
-        if len(parts) > 1 and types[0] in (int, float) and all(repaired(types[0], part) is not None for part in parts):
-            return f"it must be {expected(types)}; several values, of a sweep (-m), are written {key}={','.join(parts)}"
         return f"it must be {expected(types)}" + (f": {override(path, made)}" if made is not None else "")
     if "'" not in value and stripped[:1] not in ("[", "{"):
         return f"quote it: {override(path, value)}"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from conf.schema.forms import near_choices
+
 if TYPE_CHECKING:
     from controller.config.own_files import OwnFile
 
@@ -60,7 +62,10 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
         return _wrong_base(file, key, folder, groups, base)
     found = DEFAULT.match(" ".join(key.value.split()))
     if found is None:
-        return f"defaults: {key.value!r} is no group; write `override /model: tiny`"
+        words = re.split(r"[\s/.]+", key.value.strip())
+        group = next((word for word in words if word in base), "model")
+        file_of_group = value.value if value.value in groups[group] else base[group][0]
+        return f"defaults: {key.value!r} is no group; write `override /{group}: {file_of_group}`"
     group, words = found["group"], found["words"].split()
     if group.startswith(("override/", "optional/")):
         return f"defaults: a space is missing: `{group.replace('/', ' /', 1)}: …`"
@@ -131,7 +136,7 @@ def kind_of(node: yaml.Node) -> str:
 def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> str:
     """Say that a group has no such file, what is meant, and the choices; for the command line and files alike."""
     stem = re.sub(r"\.ya?ml$", "", name, flags=re.IGNORECASE).rpartition("/")[2]
-    near = difflib.get_close_matches(stem.replace("v5e", "v5litepod"), groups[group], n=3)
+    near = near_choices(stem.replace("v5e", "v5litepod"), groups[group])
     near.sort(key=lambda each: not {*SIZE.findall(stem)} <= {*SIZE.findall(each)})
     hint = f"did you mean {group}={near[0]}? " if near else ""
     kind = stem.replace("_", "-").replace("v5e", "v5litepod")

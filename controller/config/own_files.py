@@ -21,6 +21,8 @@ from controller.config.yaml_errors import closed_up, explain
 from controller.core.errors import ConfigError
 
 PACKAGE = re.compile(r"#\s*@package\s+([\w.]+)\s*$")
+ITEM = re.compile(r" - \S+:?")
+"""Begins an item of a list that YAML reads as part of the text in the line before."""
 BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 """Of UTF-8 and UTF-16."""
 
@@ -212,8 +214,11 @@ def _header_of(group: str) -> str:
 
 
 def _slips(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> Iterator[tuple[yaml.Node, str]]:
-    """Yield keys that stand twice in one mapping, or are no words. Raises RecursionError for an alias in itself."""
+    """Yield keys that stand twice in one mapping or are no words, and items that end in the text above. Raises RecursionError for an alias in itself."""
     if isinstance(node, yaml.ScalarNode):
+        if node.style is None and node.end_mark.line > node.start_mark.line and (item := ITEM.search(node.value)):
+            said = f"`{item[0].strip()}` below it stands further right, and so is a part of it; write it in one column"
+            yield node, said
         return
     if any(node is one for one in above):
         raise RecursionError("an alias stands in what it means")

@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controller.config.grammar_errors import hidden, is_secret, unparsable
 from controller.config.texts import quote_numbers
 from controller.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from controller.config.own_files import OwnFile
 
 MOST_SHOWN = 20
 """Values of a sweep that a message lists."""
@@ -153,7 +156,9 @@ def keys_called(name: str, raw: Any = None) -> list[str]:
         return [dotted] if types_at((*dotted.split("."),)) else []
     section, _, rest = name.partition("_")
     inside = [key for key in find_keys(rest, raw) if section in key.split(".")]
-    return foreign_keys(raw, name) or find_keys(name, raw) or inside
+    foreign = foreign_keys(raw, name)
+    same = find_keys(name, raw) if len(foreign) != 1 else []
+    return [*dict.fromkeys([*foreign, *same])] or inside
 
 
 def _parse_error(override: str) -> Exception | None:
@@ -243,7 +248,7 @@ def _no_such_key(name: str, key: str, extra_dir: Path | None, overrides: Sequenc
 
     section = name.partition(".")[0]
     if file := without_base(section, extra_dir, overrides):
-        return f"{file.shown}: lacks {name}; {base_cure(section)}"
+        return f"{file.shown}: lacks {name}; {base_cure(section, file)}"
     if name in os.environ or re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
         if is_secret(key):
             return f"there is no key {name}; the source of a secret is env:{name}"
@@ -253,11 +258,18 @@ def _no_such_key(name: str, key: str, extra_dir: Path | None, overrides: Sequenc
     return f"there is no key {name}{_near_key(name, '; did you mean ${{{}}}?')}"
 
 
-def base_cure(section: str) -> str:
-    """Say how a file of a group begins that is to have the keys of one of the bundled files."""
-    from controller.config.compose import config_groups
+def base_cure(section: str, file: OwnFile) -> str:
+    """Say how a file of a group begins that is to have the keys of the bundled file with which it shares the most."""
+    from controller.config.compose import CONFIG_DIR, config_groups
 
-    names = config_groups()[section]
+    own = {text for key, value in file.root.value for text in (key.value, f"{key.value}: {value.value}")}
+    names, alike = config_groups()[section], dict[str, set[str]]()
+    for name in names:
+        lines = (CONFIG_DIR / section / f"{name}.yaml").read_text().splitlines()
+        alike[name] = own & {text for line in lines for text in (line, line.partition(":")[0])}
+    if kind := next((text for text in own if text.startswith("kind: ")), ""):
+        names = [name for name in names if kind in alike[name]] or names
+    names = sorted(names, key=lambda name: (-len(alike[name]), f"kind: {name}" != kind))
     others = f", or with another of {', '.join(names[1:])}" if names[1:] else ""
     return f"begin it with `defaults: [{names[0]}, _self_]`{others}"
 

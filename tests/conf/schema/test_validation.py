@@ -49,6 +49,24 @@ COMMAND = ["program=command", "program.command=[a]"]
             "env.vars.B: must be text, not null; if it is meant as text, quote it: B",
         ),
         ([*TINY, "run.name=-x"], "run.name: '-x' is invalid; use 1 to 42 characters a-z, 0-9, _ and -, with a letter"),
+        *(
+            (
+                [*TINY, f"run.seed={typed}"],
+                f"run.seed: must be a whole number, not '{typed}'; {words}, of a sweep (-m), are written '{written}'",
+            )
+            for typed, words, written in (
+                ("0-3", "0 to 3", "run.seed=range(0,4)"),
+                ("1..3", "1 to 3", "run.seed=range(1,4)"),
+                ("00:3", "0 to 3", "run.seed=range(0,4)"),
+                ("2 to 4", "2 to 4", "run.seed=range(2,5)"),
+            )
+        ),
+        ([*TINY, "run.seed=0+5"], "run.seed: must be a whole number, not '0+5'"),
+        ([*TINY, "loop.steps=00-3"], "loop.steps: must be a whole number, not '00-3'; 0 to 3, of a sweep"),
+        (
+            [*TINY, "optimizer.lr=1e-4-3e-4"],
+            "optimizer.lr: must be a number, not '1e-4-3e-4'; several values, of a swe",
+        ),
         ([*TINY, "run.seed=true"], "run.seed: must be a number, not true; YAML reads yes and on as true, no and off"),
         ([*TINY, "budget={max_hours: 2, max_usd: true}"], "budget.max_usd: must be a number, not true; YAML"),
         (

@@ -156,7 +156,10 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("plan --tpu v5e-8 python train.py --steps 9", "slipway plan --tpu v5e-8 -- python train.py --steps 9"),
         ("up torchrun -m train lr=3", "up: the program goes after --: slipway run -- torchrun -m train lr=3"),
         ("plan run.seed=1 ++run.seed=2", "run.seed: is given twice, with 1 and 2; give one of them; a sweep over both"),
-        ("plan loop=grpo loop=dpo", "loop: is given twice, with grpo and dpo; give one of them; a sweep over both is -"),
+        (
+            "plan loop=grpo loop=dpo",
+            "loop: is given twice, with grpo and dpo; give one of them; a sweep over both is -",
+        ),
         ("up experiment=a +experiment=b", "can have both as bases: `defaults: [a, b, _self_]`"),
         ("plan env.secrets.A=sk-1 env.secrets.A=sk-2", "env.secrets.A: is given twice, with two values; give one of"),
         ("plan --tpu v5e-8 --tpu=v6e-8 -- python a.py", "--tpu: is given twice; give it once"),

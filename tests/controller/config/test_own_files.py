@@ -1,5 +1,6 @@
 """A mistake in a YAML file of one's own is one line with the file, its line and the cure."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,11 @@ OWN = {
     "an override closed up": ("defaults:\n  - override /loop:dapo\n", "line 3: defaults: a space belongs behind the"),
     "an override of nothing": ("defaults:\n  - override /loop:\n", "line 3: loop: names no file; write `overri"),
     "a file of another group": ("defaults: [gsm8k]\n", "line 2: gsm8k is a file of data; write `- override /data"),
+    "items of two columns": ("defaults:\n - quickstart\n  - _self_\n", "line 3: `- _self_` below it stands further ri"),
+    "items below a text": ("loop:\n  stop:\n    - a\n      - b\n", "line 4: `- b` below it stands further right, and"),
+    "an override misspelled": ("defaults:\n  - overide /tpu: v6e_1\n", "line 3: defaults: 'overide /tpu' is no group; wri"),
+    "a key of a group overridden": ("defaults:\n  - override /loop.x: 3\n", "line 3: defaults: 'override /loop.x' is n"),
+    "another method": ("defaults:\n  - override /loop: ppo\n", "line 3: no loop named 'ppo'; choices: "),
     "a list in place of a section": ("run: [a]\n", "line 2: run: must be `key: value` lines, not a list"),
 }  # fmt: skip
 
@@ -146,6 +152,38 @@ def test_a_file_of_a_group_without_a_base_is_one_line(tmp_path: Path) -> None:
     assert str(lacking).endswith(" (slipway/tpu/mine.yaml)")
     said = refusal(["+experiment=quickstart", "cloud=mine"], folder)
     assert "slipway/cloud/mine.yaml: lacks cloud.ssh_source_ranges; begin it with `defaults: [gcp, _self_]`" in said
+
+
+@pytest.mark.parametrize(
+    ("group", "content", "said"),
+    [
+        (
+            "optimizer",
+            "kind: adamw\nlr: 1e-3\n",
+            "lacks weight_decay, [^;]*; begin it with `defaults: .adamw, _self_.` ",
+        ),
+        ("optimizer", "kind: muon\nlr: 1e-3\n", "`defaults: .muon, _self_.`, or with another of nanochat "),
+        (
+            "optimizer",
+            "lr: 1e-3\n",
+            "has no `kind`; begin it with `defaults: .adafactor, _self_.`, or with another of ",
+        ),
+        ("loop", "kind: lm\nsteps: 3\n", "has keys of another kind .*; begin it with `defaults: .lm, _self_.` "),
+        (
+            "loop",
+            "kind: dapo\nsteps: 3\n",
+            "loop=dapo is a file of the group, and the base of yours with `defaults: .d",
+        ),
+        ("tpu", "accelerator_type: v5litepod-8\n", "begin it with `defaults: .v5litepod_8, _self_.`, or with another"),
+    ],
+)
+def test_a_file_of_a_group_without_a_base_is_led_to_that_of_its_kind(
+    group: str, content: str, said: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "slipway" / group).mkdir(parents=True)
+    (folder / "mine.yaml").write_text(content)
+    [problem] = compose(["+experiment=quickstart", f"{group}=mine"], extra_dir=folder.parent)[1]
+    assert re.search(said, str(problem))
 
 
 def test_merged_keys_and_keys_with_dots_have_their_line(tmp_path: Path) -> None:

@@ -218,6 +218,18 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     [
         ("loop.steps=[range(1,3)]", r"loop\.steps: range\(…\) cannot stand inside a list or beside other values"),
         ("loop.steps=1,2", r"loop\.steps: '1,2' is several values"),
+        ("optimizer.lr=[1e-4;3e-4]", r"must be a number; several values, of a sweep \(-m\), are written .*=1e-4,3e-4$"),
+        (
+            "optimizer.lr=(1e-4, 3e-4)",
+            r"must be a number; several values, of a sweep \(-m\), are written .*=1e-4,3e-4$",
+        ),
+        ("run.seed={1;2}", r"must be a whole number; several values, of a sweep \(-m\), are written run\.seed=1,2$"),
+        ("loop=ppo", "no loop named 'ppo'; choices: "),
+        ("loop=gpro", r"no loop named 'gpro'; did you mean loop=grpo\?"),
+        ("loop=grpoo", r"no loop named 'grpoo'; did you mean loop=grpo\?"),
+        ("loop=orpo", "no loop named 'orpo'; choices: "),
+        ("optimizer=adam", r"no optimizer named 'adam'; did you mean optimizer=adamw\?"),
+        ("optimizer=adafaktor", r"no optimizer named 'adafaktor'; did you mean optimizer=adafactor\?"),
         ("loop.steps=range(a,b)", r"loop\.steps: .*while evaluating"),
         ("loop.steps=nobody(1)", r"loop\.steps: unknown function 'nobody'"),
         ("loop.steps=int(null)", r"loop\.steps: .*while evaluating"),
