@@ -19,6 +19,13 @@ HUB_SOURCE = re.compile(
     r"hf://(?P<type>datasets/)?(?P<repository>[\w.-]+/[\w.-]+?)(@(?P<revision>refs/(?:pr|convert)/[^/@]+|[^/@]+))?"
     r"(/(?P<pattern>.*))?"
 )
+HUB_NAME = re.compile(
+    r"(?:hf:/*|(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/)?(?P<type>datasets/|models?/)?"
+    r"(?P<name>(?![.~])[\w.-]+(?:/[\w.-]+)?)"
+    r"(?:(?:[@:](?!/)|/(?:tree|blob|resolve|raw)/)(?P<revision>[\w.-]*))?(?:/(?P<file>[^?]*))?(?:\?.*)?",
+    re.IGNORECASE | re.ASCII,
+)
+"""Ways to write the name of a repository of the Hub, and of a file in it: as source, as page, or alone."""
 BUCKET_SOURCE = re.compile(r"gs://(?P<repository>[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9])(/(?P<pattern>.*))?")
 
 

@@ -4,7 +4,6 @@ Its own words name types of Python and regular expressions, and one mistake is s
 type has one, and each key that a section lacks.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import conf
 from conf.schema.base import successors
 from conf.schema.forms import escape_line, expected, near_choices, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
-from conf.schema.unknown_keys import NEAR, is_model, kinds_of, sibling_keys, unknown_key
+from conf.schema.unknown_keys import is_model, kinds_of, sibling_keys, unknown_key
 
 NAMED_SOURCES = "use env, env:NAME, file:PATH or secretmanager:projects/P/secrets/S"
 MOST_SHOWN = 6

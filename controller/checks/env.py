@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -28,6 +28,8 @@ OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")
 """Passed on by default if set; not required."""
 PROJECT_FILES = ("uv.lock", "pyproject.toml", "requirements.txt", "setup.py", "setup.cfg")
 """Files of which program.setup may install what they name."""
+BRACES = re.compile(r"\$?\{+\s*[A-Za-z_][\w .-]*\}+|<[a-z_]+>|assets://[\w.-]+")
+"""What may be meant to be filled in: {run_dir} in another spelling, or the address of an asset."""
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(API|ACCESS|SECRET|PRIVATE)_?KEY)$")
 SECRET_TEXT = re.compile(
@@ -55,7 +57,7 @@ LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine"
 """Markers of a requirement that every worker meets."""
 
 
-@check("requirements", "error", "env.requirements", "env.packages")
+@check("requirements", "error", "env.requirements", "env.packages", "env.python", also="warning")
 def requirements_are_named(config: Config) -> Iterator[Issue]:
     """A requirements venv needs its file, and a file that nothing reads is a mistake."""
     wanted = config.env.packages == "requirements"
@@ -64,6 +66,10 @@ def requirements_are_named(config: Config) -> Iterator[Issue]:
     elif not wanted and config.env.requirements is not None:
         message = f"{config.env.packages} ignores env.requirements={config.env.requirements}; use requirements"
         yield Issue(message, "env.packages")
+    default = "3.13"  # of conf/config.yaml
+    if config.cloud.kind == "gcp" and config.env.packages == "image" and config.env.python != default:
+        said = "has no effect with env.packages=image, which has a Python of its own"
+        yield Issue(said, "env.python", "warning")
 
 
 @check("python", "error", "env.python", also="warning", of_plan=True)
@@ -343,6 +349,7 @@ def variables_are_not_reserved(config: Config) -> Iterator[Issue]:
 def placeholders_name_assets(config: Config) -> Iterator[Issue]:
     """`{assets.models.NAME}` becomes the URL of the asset's copy in the bucket, so the asset must exist."""
     known = {f"assets.{kind}s.{name}" for kind, name, _ in config.assets.iter_assets()}
+    places = ("bucket", "run_id", "run_dir", *known)
     texts = {f"env.vars.{name}": value for name, value in config.env.vars.items()}
     texts["program.command"] = " ".join(config.program.command)
     texts["program.setup"] = " ".join(word for argv in config.program.setup for word in argv)
@@ -351,7 +358,20 @@ def placeholders_name_assets(config: Config) -> Iterator[Issue]:
             if word.startswith("assets.") and word not in known:
                 choices = ", ".join(sorted(known)) or "none"
                 yield Issue(f"{{{word}}}: no such asset; choices: {choices}", key)
-        for word in re.findall(r"\{([a-z_]\w*)\}", text):
-            near = difflib.get_close_matches(word, ("bucket", "run_id", "run_dir"), n=1, cutoff=0.7)
-            if near and near != [word]:
-                yield Issue(f"{{{word}}} stays as it is; did you mean {{{near[0]}}}?", key, "warning")
+        for word in {*BRACES.findall(text)}:
+            meant = next(iter(_meant_places(word, places)), "")
+            if meant and word != meant:
+                said = (
+                    f"{word}: write {meant} alone" if meant in word else f"{word} stays as it is; did you mean {meant}?"
+                )
+                yield Issue(said, key, "warning")
+
+
+def _meant_places(word: str, places: Sequence[str]) -> Iterator[str]:
+    """Yield the placeholders that a word may mean in another spelling, or by the name of an asset."""
+    plain = {re.sub(r"[\W_]+", "", place): f"{{{place}}}" for place in places}
+    yield from (
+        plain[near] for near in difflib.get_close_matches(re.sub(r"[\W_]+", "", word.lower()), plain, cutoff=0.7)
+    )
+    parts = re.split(r"\W+", word.strip("${}<> "))
+    yield from (place for place in plain.values() if parts[1:] and place[1:-1].split(".")[2:] == parts[-1:])

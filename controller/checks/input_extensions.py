@@ -27,7 +27,7 @@ from controller.inputs.modules import (
     taken_names,
     trainer_references,
 )
-from controller.inputs.protocols import misfit, reward_caution
+from controller.inputs.protocols import caution, misfit
 from controller.plan.build import Plan
 from controller.resources.software import Venv
 
@@ -94,8 +94,8 @@ def _misfits(use: Use, found: Definition | None, config: Config) -> Iterator[Iss
         said = said or _load_problem(use)  # a function that is not written in Python may still be inspected
     if said:
         yield Issue(said, use.key)
-    elif found and use.kind == "reward" and (caution := reward_caution(found)):
-        yield Issue(f"{use.kind} {use.reference} {caution}", use.key, "warning")
+    elif found and (doubt := caution(found, use.kind)):
+        yield Issue(f"{use.kind} {use.reference} {doubt}", use.key, "warning")
     elif use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop)):
         yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
 

@@ -214,7 +214,10 @@ def _header_of(group: str) -> str:
 
 
 def _slips(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> Iterator[tuple[yaml.Node, str]]:
-    """Yield keys that stand twice in one mapping or are no words, and items that end in the text above. Raises RecursionError for an alias in itself."""
+    """Yield keys that stand twice in one mapping or are no words, and items that are a part of the text above them.
+
+    Raises RecursionError for an alias in itself.
+    """
     if isinstance(node, yaml.ScalarNode):
         if node.style is None and node.end_mark.line > node.start_mark.line and (item := ITEM.search(node.value)):
             said = f"`{item[0].strip()}` below it stands further right, and so is a part of it; write it in one column"

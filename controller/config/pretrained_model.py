@@ -1,6 +1,7 @@
 """Models of Hugging Face: `model.weights=hf://OWNER/NAME`, and sizes from a config.json (`model=pretrained`)."""
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Set
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.config_json import UnknownArchitectureError, model_from_config
-from conf.schema.assets import SourceAddress, parse_source
+from conf.schema.assets import HUB_NAME, SourceAddress, parse_source
 from conf.schema.problems import ConfigProblem
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, family_switches
 from controller.core.text import nearest_names
@@ -71,16 +72,6 @@ def with_hub_weights(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigP
     except ValueError as error:
         message = f"what {weights} says of prompts cannot be used: {error}; set data.tokenizer and data.chat_template"
         return data, [ConfigProblem("data.chat_template", message)]
-
-
-HUB_NAME = re.compile(
-    r"(?:hf:/*|https?://)?(?:(?:www\.)?(?:huggingface|hf)\.co/)?(?:models?/)?(?P<name>(?![.~])[\w.-]+(?:/[\w.-]+)?)"
-    r"(?:(?:[@:]|/(?:tree|blob|resolve)/)(?P<revision>[\w.-]*)(?:/.*)?)?",
-    re.IGNORECASE,
-)
-"""Ways to write the name of a repository."""
-OTHER_ADDRESS = re.compile(r"(?!hf:|https?:)\w+:/", re.IGNORECASE)
-"""Begins an address that is none of the Hub, such as gs://b/model."""
 
 
 def _meant(weights: str) -> str:
@@ -157,6 +148,7 @@ def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
         RevisionNotFoundError,
     )
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries would be a line
     endpoint = (os.environ.get("HF_ENDPOINT") or PUBLIC_HUB).rstrip("/")
     repository, page = address.repository, f"{endpoint}/{address.repository}"
     name = f"{address.folder}{name}"
@@ -239,7 +231,7 @@ def with_pretrained_model(data: dict[str, Any]) -> tuple[dict[str, Any], list[Co
             if path.is_file():
                 said = f"is a file; name its folder: {WEIGHTS_KEY}={path.parent}"
                 return data, [ConfigProblem(WEIGHTS_KEY, f"{source}: {said}")]
-            said = "" if path.exists() or OTHER_ADDRESS.match(source) else _meant(source)
+            said = "" if path.exists() else _meant(source)
             why = "is no address of weights" if said and "://" in source else error
             return data, [ConfigProblem(WEIGHTS_KEY, f"{source}: {why}{said}")]
         return data, [ConfigProblem(KEY, f"{source}: {error}")]

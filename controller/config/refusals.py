@@ -245,10 +245,13 @@ def _no_such_key(name: str, key: str, extra_dir: Path | None, overrides: Sequenc
     """Say why ${name} in a key has no value: its file has no base, or the name is a variable's or misspelled."""
     from controller.config.compose import NOT_SECRET, SECRET_NAME
     from controller.config.own_files import without_base
+    from controller.config.run_yaml import PLACEHOLDER
 
     section = name.partition(".")[0]
     if file := without_base(section, extra_dir, overrides):
         return f"{file.shown}: lacks {name}; {base_cure(section, file)}"
+    if PLACEHOLDER.fullmatch(f"{{{name}}}") and key.startswith(("env.vars", "program")):
+        return f"there is no key {name}; what Slipway fills in has no $: {{{name}}}"
     if name in os.environ or re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
         if is_secret(key):
             return f"there is no key {name}; the source of a secret is env:{name}"
@@ -277,11 +280,11 @@ def base_cure(section: str, file: OwnFile) -> str:
 def _near_key(name: str, form: str) -> str:
     """Return which key is meant by an unknown one, in a form; empty if none is near."""
     from conf.schema.base import successors
-    from conf.schema.unknown_keys import find_keys, sibling_keys
+    from conf.schema.unknown_keys import sibling_keys
 
     path = name.split(".")
     if renamed := successors(path):
         return f"; renamed to {', '.join(renamed)}"
     near = difflib.get_close_matches(path[-1], sibling_keys(path), n=1, cutoff=0.65)
-    meant = ".".join([*path[:-1], *near]) if near else next(iter(find_keys(path[-1])), "")
+    meant = ".".join([*path[:-1], *near]) if near else next(iter(keys_called(path[-1])), "")
     return form.format(meant) if meant and meant != name else ""

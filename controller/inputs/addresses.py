@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from conf.schema.assets import HUB_NAME
 from controller.core.text import nearest_names
 from controller.inputs.resolved_assets import path_exists
 
@@ -18,11 +19,6 @@ READ = ("gs", "gcs", "assets", "file")
 NEAR = {"gs": "gs", "gcs": "gs", "gcp": "gs", "assets": "assets", "asset": "assets"}
 """Schemes that are meant by others, in any case and with any number of slashes."""
 STORAGE_PAGES = re.compile(r"https?://storage\.(?:googleapis|cloud\.google)\.com/(?P<object>.+)")
-HUB_PAGE = re.compile(
-    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?P<type>datasets/)?(?P<repository>[\w.-]+/[\w.-]+)"
-    r"(?:/(?:resolve|blob|tree|raw)/[^/?]+)?(?:/(?P<file>[^?]+))?(?:\?.*)?"
-)
-HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 BUILT_IN_TOKENIZERS = ("bytes", "characters")
 BESIDE_TOKENIZER = frozenset(
     ["tokenizer_config.json", "config.json", "vocab.json", "special_tokens_map.json", "added_tokens.json"]
@@ -107,8 +103,8 @@ def _scheme_problem(value: str, found: re.Match[str], key: str, what: What) -> s
         return f"{value}: write {near}://{rest}"
     if page := STORAGE_PAGES.match(value):
         return f"{scheme}:// is not read; write gs://{page['object']}"
-    if page := HUB_PAGE.fullmatch(value):
-        return f"{value} is not read by the workers; {_hub_cure(page['repository'], page['file'], key, what)}"
+    if (page := HUB_NAME.fullmatch(value)) and "/" in page["name"]:
+        return f"{value} is not read by the workers; {_hub_cure(page['name'], page['file'], key, what)}"
     cure = _hub_cure("OWNER/NAME", None, key, what)
     if scheme.lower() in ("http", "https", "ftp"):
         file = rest.partition("?")[0].rpartition("/")[2] or "FILE"
@@ -121,7 +117,8 @@ def _hub_problem(value: str, key: str, what: What) -> str:
     """Return what to write for a name on the Hub; empty if the value is none."""
     name = value.rpartition("/")[2]
     is_file = name.endswith((".json", *TEXTS, *NO_ROWS, *OTHER_TOKENIZERS, *WEIGHT_FILES, ".parquet", ".gz", ".zst"))
-    if not HUB_NAME.fullmatch(value) or is_file or ("/" not in value and what != "tokenizer"):
+    found = HUB_NAME.fullmatch(value)
+    if found is None or found["name"] != value or is_file or ("/" not in value and what != "tokenizer"):
         return ""
     if what == "tokenizer" and (near := _near_words(value)):
         return f"{value} does not exist here; did you mean {near}?"

@@ -4,12 +4,15 @@ Nothing is imported here: modules may need JAX, which the controller does not lo
 """
 
 import ast
+import builtins
 import importlib.util
 import inspect
 import re
+import symtable
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -40,6 +43,48 @@ class Definition:
     name: str
     node: ast.stmt
     among: Mapping[str, ast.stmt]
+    own: Path | None = None
+    """File of the module, if it is one of the user's."""
+
+
+def undefined_name(found: Definition) -> str:
+    """Return the name that a definition, or what it uses of its module, reads and nobody defines, with its line.
+
+    Empty if there is none, or names may come from elsewhere: `from module import *`, `globals()`, `exec`.
+    """
+    if found.own is None or any(name.startswith("*") for name in found.among):
+        return ""
+    source = found.own.read_bytes()
+    table = symtable.symtable(source, str(found.own), "exec")
+    scopes = [table]
+    for scope in scopes:
+        scopes += scope.get_children()
+    known = {*vars(builtins), "__file__", "__builtins__"} | {
+        each.get_name()
+        for scope in scopes
+        for each in scope.get_symbols()
+        if (scope is table or each.is_declared_global()) and (each.is_assigned() or each.is_imported())
+    }
+    read, todo = dict[str, int](), [found.name]
+    for name in todo:  # it grows
+        inner = [each for each in table.get_children() if each.get_name() == name]
+        for scope in inner:
+            inner += scope.get_children()
+            names = [each.get_name() for each in scope.get_symbols() if each.is_global() and each.is_referenced()]
+            read |= {each: scope.get_lineno() for each in names if each not in read}
+            todo += [each for each in names if each not in todo]
+    if {"globals", "exec", "eval", "vars"} & read.keys():
+        return ""
+    absent = {name: line for name, line in read.items() if name not in known}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and node.id in absent and node.lineno >= absent[node.id]:
+            near = get_close_matches(
+                node.id, {each.get_name() for scope in scopes for each in scope.get_symbols()} - {*absent}, n=1
+            )
+            cure = f"import {node.id}" if node.id in sys.stdlib_module_names else "import or define it"
+            cure = f"did you mean {near[0]}?" if near and cure[-2:] == "it" else cure
+            return f"uses {node.id} in line {node.lineno}, which is defined nowhere; {cure}"
+    return ""
 
 
 def parse(path: Path) -> ast.Module:
@@ -115,7 +160,7 @@ class _Finder:
             return self._followed(_target(node, module, path), alias.name, seen)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in defined:
             return self.find(module, node.value.id, seen) if node.value.id != name else None
-        return Definition(name, node, defined)
+        return Definition(name, node, defined, path if is_own else None)
 
     def source(self, module: str) -> Path | None:
         """Return the file of a module; None if it is in a package whose files only an import could find."""

@@ -11,12 +11,15 @@ import base64
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from controller.core.errors import ConfigError
 from controller.gcp.client import GoogleClient
@@ -28,6 +31,7 @@ GIT = re.compile(
 )
 LOCAL = re.compile(r"^(-e\b|--editable\b|\.|/|file:)|@\s*(file:|[./])|^\S+/$|^[^:@\s]+\.(whl|tar\.gz|zip)$")
 LOCAL_PATH = re.compile(r"(-e[ =]*|--editable[ =]+|\S+\s*@\s*)?(file:(//)?)?(?P<path>[./][\w./-]*)$")
+EDITABLE_ADDRESS = re.compile(r"(-e|--editable)[\s=]*(?=[\w.\[\]-]*\s*@?\s*(?!file:)[a-z][a-z+]*://)")
 CONSTRAINT = re.compile(r"^(-c\b|--constraint\b)")
 ADDRESS = re.compile(r"[a-z][a-z+]*://\S+", re.IGNORECASE)
 COMMAND = re.compile(r"(uv |python\S* -m )?pip3? install\b|(conda|mamba|poetry|uv) (install|add)\b")
@@ -72,9 +76,24 @@ class Requirements:
 def read_requirements(root: Path, name: str) -> Requirements:
     """Read `name` below `root`. Raises ConfigError if it is missing or a line means nothing on a worker."""
     lines = list(_lines_of(root, root / name, f"env.requirements: {name}", frozenset()))
+    _require_versions(lines, name)
     git = tuple(found for line in lines if (found := _parse_git_requirement(line)))
     gone = {g.line for g in git}
     return Requirements("".join(f"{line}\n" for line in lines if line not in gone), git)
+
+
+def _require_versions(lines: Iterable[str], name: str) -> None:
+    """Raise ConfigError if no version of a package can be what the lines without a marker say of it."""
+    wanted: dict[str, list[Requirement]] = {}
+    for line in lines:
+        if _is_requirement(text := re.split(r"\s--", line, maxsplit=1)[0].rstrip(" \\")):
+            found = Requirement(text)
+            if found.marker is None and found.url is None:
+                wanted.setdefault(canonicalize_name(found.name), []).append(found)
+    for found in wanted.values():
+        if reduce(and_, (each.specifier for each in found)).is_unsatisfiable():
+            listed = " and ".join(dict.fromkeys(str(each) for each in found))
+            raise ConfigError(f"env.requirements: {name}: {listed}: no version satisfies all of this; change it")
 
 
 def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
@@ -112,6 +131,8 @@ def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Ite
 
 def _line_problem(line: str, folder: Path, root: Path) -> str:
     """Return why a line of a file in a folder means nothing to uv on a worker; empty if it may mean something."""
+    if found := EDITABLE_ADDRESS.match(line):
+        return f"is an address, which is installed as it is; write it without {found[1]}: {line[found.end() :]}"
     if LOCAL.search(line):
         named = line if re.fullmatch(r"[.\w][\w./-]*", line) else "-e, ."
         if place := LOCAL_PATH.match(line):

@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.environment import Environment
 from conf.extension import PROTOCOLS, ModelFamily, OwnStep, TrackedRun, call_problem
-from controller.inputs.definitions import FUNCTION, Definition, signature_of, signature_of_method
+from controller.inputs.definitions import FUNCTION, Definition, signature_of, signature_of_method, undefined_name
 
 CLASSES: Mapping[str, type] = {
     "environment": Environment,
@@ -61,7 +61,7 @@ def misfit(found: Definition, kind: str, options: Iterable[str]) -> str:
         return "takes self, which is for methods; remove it"
     if kind == "reward" and signature is not None and (foreign := foreign_reward(signature)):
         return foreign
-    return call or form if is_function else form or call
+    return (call or form if is_function else form or call) or undefined_name(found)
 
 
 def _form_problem(found: Definition, kind: str) -> str:
@@ -89,7 +89,36 @@ def foreign_reward(signature: inspect.Signature) -> str:
     return f"is called with (response, answer), each a text, not with {tool}'s ({', '.join(names)})" if tool else ""
 
 
-def reward_caution(found: Definition) -> str:
+def caution(found: Definition, kind: str) -> str:
+    """Return what is probably wrong with what a module defines, and is not certain; else empty."""
+    node = found.node
+    if kind not in CLASSES and isinstance(node, ast.FunctionDef) and not node.decorator_list:
+        own, wanted = [*_own_nodes(node)], _returned(PROTOCOLS[kind].__call__)
+        returns = any(isinstance(each, ast.Return) and each.value for each in own)
+        yields = any(isinstance(each, ast.Yield | ast.YieldFrom) for each in own)
+        if returns and not yields and not _fits(NoneType, wanted) and not _ends(node.body):
+            return f"returns nothing where it gets to its end; it must return {_words(wanted)}"
+    return _reward_caution(found) if kind == "reward" else ""
+
+
+def _ends(body: Sequence[ast.stmt]) -> bool:
+    """Return whether statements always return or raise, as far as their form says; what may is taken to."""
+    match body[-1] if body else None:
+        case ast.If(body=then, orelse=other):
+            return _ends(then) and _ends(other)
+        case ast.With(body=inner):
+            return _ends(inner)
+        case ast.Try(body=inner, handlers=handlers, orelse=other, finalbody=last):
+            return _ends(last) or (_ends(other or inner) and all(_ends(each.body) for each in handlers))
+        case ast.Expr(value=ast.Call(func=called)):
+            return "exit" in _name(called) or "fail" in _name(called)
+        case ast.Return() | ast.Raise() | ast.While() | ast.Match() | ast.Assert():
+            return True
+        case _:
+            return False
+
+
+def _reward_caution(found: Definition) -> str:
     """Return what a reward is called with, if the names of its parameters say another thing; else empty."""
     signature = signature_of(found)
     names = [*(signature.parameters if signature else ())][:2]

@@ -89,6 +89,10 @@ def test_a_word_that_no_program_can_be_given() -> None:
             ["program=trainer", "program.command=[]", "cloud=gcp", "env.packages=image"],
             "trainer_packages: error env.packages: program=train",
         ),
+        (
+            ["env.python=3.12", "cloud=gcp", "env.packages=image"],
+            "requirements: warning env.python: has no effect with env.packages=image, which has a Python of its own",
+        ),
         (["env.secrets.KEY=env"], "secret: warning env.secrets.KEY: the environment variable KEY is not set"),
         (["env.secrets.X=env:KEY"], "secret: error env.secrets.X: the environment variable KEY is not set"),
         (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: no file at /nowhere"),
@@ -104,6 +108,24 @@ def test_a_word_that_no_program_can_be_given() -> None:
             ["env.vars.D='{run_dirr}/x'"],
             "asset_named: warning env.vars.D: {run_dirr} stays as it is; did you mean {run_dir}?",
         ),
+        *(
+            (
+                [f"env.vars.D='{typed}/x'", "assets.datasets.d.path=tests"],
+                f"asset_named: warning env.vars.D: {typed} stays as it is; did you mean {meant}?",
+            )
+            for typed, meant in (
+                ("{run-dir}", "{run_dir}"),
+                ("{RUN_DIR}", "{run_dir}"),
+                ("{run.dir}", "{run_dir}"),
+                ("{ runid }", "{run_id}"),
+                ("<run_dir>", "{run_dir}"),
+                ("{assets.dataset.d}", "{assets.datasets.d}"),
+                ("{datasets.d}", "{assets.datasets.d}"),
+                ("{assets.d}", "{assets.datasets.d}"),
+                ("assets://d", "{assets.datasets.d}"),
+            )
+        ),
+        (["env.vars.D='{{run_dir}}/x'"], "asset_named: warning env.vars.D: {{run_dir}}: write {run_dir} alone"),
         (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m}: no such"),
         (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
         (

@@ -217,6 +217,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     ("word", "said"),
     [
         ("loop.steps=[range(1,3)]", r"loop\.steps: range\(…\) cannot stand inside a list or beside other values"),
+        ("env.vars.D='${bucket}/a'", r"there is no key bucket; what Slipway fills in has no \$: \{bucket\}"),
+        ("program.command=['${assets.datasets.d}']", r"what Slipway fills in has no \$: \{assets\.datasets\.d\}"),
+        (
+            "run.seed=${optimizer.learning_rate}",
+            r"there is no key optimizer.learning_rate; did you mean \$\{optimizer\.lr\}",
+        ),
         ("loop.steps=1,2", r"loop\.steps: '1,2' is several values"),
         ("optimizer.lr=[1e-4;3e-4]", r"must be a number; several values, of a sweep \(-m\), are written .*=1e-4,3e-4$"),
         (

@@ -60,6 +60,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("weights", "run:abc", ""),
         ("weights", "google/gemma-2-2b", "if it is on the Hub: model.weights=hf://google/gemma-2-2b"),
         ("weights", "https://huggingface.co/google/gemma-2-2b", "model.weights=hf://google/gemma-2-2b"),
+        ("weights", "https://huggingface.co/google/gemma-2-2b/", "model.weights=hf://google/gemma-2-2b"),
+        ("weights", "hf:/google/gemma-2-2b@main", "model.weights=hf://google/gemma-2-2b"),
         ("weights", "gs://b/m/model.safetensors", "is a file, and weights are a folder: gs://b/m"),
         ("weights", "s3://b/m", "s3:// is not read"),
     ],

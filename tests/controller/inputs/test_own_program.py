@@ -259,6 +259,10 @@ def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"jax # \xe9\n")
     assert read_requirements(written(tmp_path, f"\ufeff{plain}"), "requirements.txt").text.count("\n") == 16
     for text, words in {
+        "-e git+https://h/a@v1\n": "is an address, which is installed as it is; write it without -e: git+https://h/a@v1",
+        "--editable=a[b] @ git+ssh://git@h/a\n": "write it without --editable: a[b] @ git+ssh://git@h/a",
+        "numpy>=1.26,<1.20\n": "numpy<1.20,>=1.26: no version satisfies all of this; change it",
+        "a_b==1.0\nx\nA-b[c]~=2.1 --hash=sha256:0\n": "a_b==1.0 and A-b[c]~=2.1: no version satisfies all of this",
         "-e .\n": ", line 1: '-e .' is a local path, which the workers do not have",
         "./wheels/my.whl\n": "set program.setup=[[uv, pip, install, ./wheels/my.whl]]",
         "my-1.0-py3-none-any.whl\n": "local path",

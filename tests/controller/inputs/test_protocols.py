@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controller.inputs.definitions import DefinitionError, find_definition
-from controller.inputs.protocols import misfit, reward_caution
+from controller.inputs.protocols import caution, misfit
 
 GOOD_GAME = (
     "def reset(self, row): return ''\n def step(self, response): return '', True\n def reward(self): return 1.0\n"
@@ -115,16 +115,86 @@ GOOD_GAME = (
         ("def f(path): yield 'a'", "documents", "yields; it must return a sequence"),
         ("class f:\n def __init__(self, path): ...\n __getitem__ = __len__ = len", "documents", ""),
         ("def f(path): yield {}", "questions", ""),
+        (
+            "def f(response, answer): return float(re.match(answer, response) is not None)",
+            "reward",
+            "uses re in line 1, which is defined nowhere; import re",
+        ),
+        (
+            "import numpy\n\ndef f(response, answer):\n    return np.mean([1.0])",
+            "reward",
+            "uses np in line 4, which is defined nowhere; import or define it",
+        ),
+        (
+            "def f(response, answer):\n    return float(respnse == answer)",
+            "reward",
+            "uses respnse in line 2, which is defined nowhere; did you mean response?",
+        ),
+        (
+            "def f(response, answer):\n    return help_it(answer)\n\ndef help_it(a):\n    return json.loads(a)",
+            "reward",
+            "uses json in line 5, which is defined nowhere; import json",
+        ),
+        (f"class f:\n {GOOD_GAME.replace('return 1.0', 'return score(self)')}", "environment", "uses score in line "),
+        ("def f(path):\n    for line in open(path): yield json.loads(line)", "questions", "uses json in line 2"),
+        ("from helpers import *\n\ndef f(response, answer): return whatever(answer)", "reward", ""),
+        ("def f(response, answer): return globals()['g'](answer) + late", "reward", ""),
+        (
+            "def f(response, answer):\n    global count\n    count = 1\n    return count * float(__name__ != '')",
+            "reward",
+            "",
+        ),
+        (
+            "import os.path\nwith open('x') as file, g() as (one, two): pass\nfor each in (): pass\n"
+            "def f(response, answer): return sum(len(part) for part in (os, file, one, two, each))",
+            "reward",
+            "",
+        ),
+        (
+            "try:\n    import fast\nexcept ImportError:\n    fast = None\nif (found := g()): pass\n"
+            "def f(response, answer): return (fast, found) and (lambda text: len(text))(answer)",
+            "reward",
+            "",
+        ),
+        (
+            "def f(response, answer):\n    if response == answer: return 1.0",
+            "reward",
+            "returns nothing where it gets to its end; it must return a number",
+        ),
+        (
+            "def f(response, answer):\n    try:\n        return float(answer)\n    except ValueError:\n        pass",
+            "reward",
+            "returns nothing where it gets to its end",
+        ),
+        ("def f(response, answer):\n    for word in answer:\n        return 1.0", "reward", "returns nothing where"),
+        (
+            "def f(question):\n    if question:\n        return 'a'\n    print(question)",
+            "prompt",
+            "returns nothing where",
+        ),
+        (
+            "def f(response, answer):\n    if answer:\n        return 1.0\n    else:\n        raise ValueError",
+            "reward",
+            "",
+        ),
+        ("def f(response, answer):\n    with open('x') as file:\n        return float(file.read())", "reward", ""),
+        (
+            "def f(response, answer):\n    try:\n        a = 1.0\n    except ValueError:\n        return 0.0\n"
+            "    else:\n        return a",
+            "reward",
+            "",
+        ),
+        ("def f(response, answer):\n    while True:\n        return 1.0", "reward", ""),
     ],
 )
 def test_what_is_named_fits_the_protocol_of_its_kind(tmp_path: Path, code: str, kind: str, said: str) -> None:
     (tmp_path / "helpers.py").write_text("def f(response, answer): return 1.0\ndef h(a): return 1.0\n")
-    (tmp_path / "m.py").write_text(f"{code}\n")
+    (tmp_path / "m.py").write_text(f"{code}\ndef g(*_): return 1.0\n")
     files = {path.name: path for path in tmp_path.iterdir()}
     try:
         found = find_definition("m:f", files, installed=True)
         problem = misfit(found, kind, ()) if found is not None else ""
-        problem = problem or (reward_caution(found) if found is not None and kind == "reward" else "")
+        problem = problem or (caution(found, kind) if found is not None else "")
     except DefinitionError as error:
         problem = str(error)
     assert (problem != "") == (said != ""), problem
