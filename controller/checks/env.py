@@ -164,6 +164,20 @@ def secrets_are_there(config: Config) -> Iterator[Issue]:
             yield Issue(f"no file at {rest}; set another path, or use null", key)
 
 
+@check("secret_shipped", "error", "env.secrets.NAME", of_plan=True)
+def secrets_are_not_shipped(plan: Plan, context: Context) -> Iterator[Issue]:
+    """The code goes into the bucket and onto every worker."""
+    del context
+    shipped = {path.resolve() for path in plan.snapshot.paths.values()}
+    for name, source in plan.config.env.secrets.items():
+        path = Path((source or "").removeprefix("file:")).expanduser()
+        if (source or "").startswith("file:") and path.resolve() in shipped:
+            yield Issue(
+                f"{path} is shipped with the code; move it out of the repository, or add it to code.exclude",
+                f"env.secrets.{name}",
+            )
+
+
 @check("webhook", "error", "notify.webhook")
 def webhook_is_there(config: Config) -> Iterator[Issue]:
     """A webhook that cannot work would be noticed only at the end of the run, by nobody."""

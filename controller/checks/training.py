@@ -18,6 +18,7 @@ from conf.schema.training.loop import OFFLINE_LOSSES, CustomLoop, GrpoLoop, LmLo
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
+from conf.schema.training.settings import BEST_METRICS
 from controller.checks.input_files import FOLDERS, paths_here, sources
 from controller.core.finding import Issue, check
 from controller.core.text import plural
@@ -50,7 +51,7 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
                 yield Issue(message, f"model.{name}")
 
 
-@check("model_kind", "error", "model.kind", "data.kind")
+@check("model_kind", "error", "model.kind", "data.kind", "data.tokenizer")
 def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
     """The puzzle loop trains a recursive model on puzzles, lm a decoder on text, grpo a decoder on questions."""
     if config.program.kind != "trainer" or isinstance(config.loop, CustomLoop | None):
@@ -67,12 +68,18 @@ def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
         if isinstance(config.data, QuestionData) != asks:
             choices = "questions: arithmetic, gsm8k or questions" if asks else "text: text, jsonl, parquet or documents"
             yield Issue(f"loop.kind={kind} cannot read data.kind={config.data.kind}; it needs {choices}", "data.kind")
+        elif config.data.tokenizer == "characters" and not isinstance(config.data, TextData):
+            yield Issue(f"characters requires data=text, not data.kind={config.data.kind}; use bytes", "data.tokenizer")
 
 
-@check("attention_form", "error", "model.attention_form")
+@check("attention_form", "error", "model.attention_form", "model.attention")
 def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
     """Attention at several scales has no cache to generate with, and its scales do not separate documents in a row."""
-    if config.program.kind != "trainer" or getattr(config.model, "attention_form", "causal") == "causal":
+    if config.program.kind != "trainer":
+        return
+    if getattr(config.model, "attention", None) == "cudnn" and config.cloud.kind != "here":
+        yield Issue("cudnn is of GPUs, and a slice has none; leave auto", "model.attention")
+    if getattr(config.model, "attention_form", "causal") == "causal":
         return
     if isinstance(config.loop, GrpoLoop):
         yield Issue("maha cannot generate, which loop=grpo needs; use loop=lm or model.attention_form=causal")
@@ -82,15 +89,39 @@ def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
         yield Issue("maha needs one document per row; set data.packing=stream")
 
 
-@check("sampled_length", "error", "loop.max_new_tokens")
-def sampled_rows_keep_their_keys(config: Config) -> Iterator[Issue]:
-    """With longrope, the keys of a row beyond the original context are others than before, and a cache holds one."""
+@check("sampled_length", "error", "loop.max_new_tokens", "loop.seq_len", "loop.text_samples.max_new_tokens")
+def rows_fit_the_context(config: Config) -> Iterator[Issue]:
+    """A row fits into the model's context. With longrope, the keys of a sampled row beyond the original one change."""
     model, loop = config.model, config.loop
-    if config.program.kind != "trainer" or not isinstance(loop, GrpoLoop) or not isinstance(model, Model):
+    if config.program.kind != "trainer" or not isinstance(model, Model):
+        return
+    most, cure = model.max_seq_len, "lower it, or raise that, if weights allow"
+    if isinstance(loop, LmLoop):
+        sampled = loop.text_samples.max_new_tokens + 1 if loop.text_samples.interval is not None else 0
+        for key, length in (("loop.seq_len", loop.seq_len), ("loop.text_samples.max_new_tokens", sampled)):
+            if length > most:
+                yield Issue(f"rows of {length} tokens exceed model.max_seq_len={most}; {cure}", key)
+    if not isinstance(loop, GrpoLoop):
         return
     longest, room = loop.max_prompt_length + loop.max_new_tokens, model.max_sampled_len
-    if longest > room < model.max_seq_len:
-        yield Issue(f"rows of {longest} tokens, and longrope of this model leaves {room}; lower it or the prompts")
+    if longest > most:
+        said = f"with loop.max_prompt_length, rows of {longest} tokens exceed model.max_seq_len={most}; {cure}"
+        yield Issue(said, "loop.max_new_tokens")
+    elif longest > room < most:
+        yield Issue(
+            f"rows of {longest} tokens, and longrope of this model leaves {room}; lower it or the prompts",
+            "loop.max_new_tokens",
+        )
+
+
+@check("best_metric", "error", "checkpoint.best")
+def best_metric_is_evaluated(config: Config) -> Iterator[Issue]:
+    """The best checkpoint is chosen by what the loop evaluates."""
+    best, loop = config.checkpoint.best, config.loop
+    if config.program.kind != "trainer" or best is None or loop is None or loop.kind not in BEST_METRICS:
+        return
+    if best.metric not in (known := BEST_METRICS[loop.kind]):
+        yield Issue(f"metric: {best.metric} is not evaluated by loop.kind={loop.kind}; choices: {', '.join(known)}")
 
 
 @check("batch_split", "error", "loop.KEY")

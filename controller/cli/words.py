@@ -219,11 +219,12 @@ def unknown_words(
         behind = arguments[arguments.index(word) + 1 :][:1]
         value = value or next((each for each in behind if not each.startswith("-")), "…")
         near = [name for name in names if name.startswith(flag)]
-        near = near or difflib.get_close_matches(flag, names, n=1, cutoff=0.65)
+        near = near or difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
         key, alone = _key_called(flag, overrides), any(each.names == (flag.lstrip("-"),) for each in flags)
         elsewhere = [name for name, each in VERBS.items() if any(flag in one.names for one in each.flags)]
         hint = f"write it alone: {value}" if alone else f"did you mean {near[0]}?" if near else ""
-        hint = f"did you mean {key}={value}?" if key and not alone else hint
+        is_sure = bool(difflib.get_close_matches(flag, near, n=1, cutoff=0.9))
+        hint = f"did you mean {key}={value}?" if key and not alone and not is_sure else hint
         if elsewhere and not key and not alone:
             hint = f"it is a flag of {', '.join(elsewhere)}; flags: {', '.join(names)}"
         problems.append(f"{verb}: has no {flag}; {hint or 'flags: ' + ', '.join(names)}")

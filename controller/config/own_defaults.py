@@ -41,6 +41,9 @@ def wrong_defaults(file: OwnFile, folder: Path, groups: Groups, base: Groups) ->
                 yield f"{file.place(key)}: {said}"
             elif isinstance(key, yaml.ScalarNode):
                 yield from _wrong_order(file, key, first)
+                if key is value and "_self_" in first and key.value != "_self_" and len(file.root.value) > 1:
+                    said = "replaces what this file sets, since it stands below `_self_`; put `- _self_` last"
+                    yield f"{file.place(key)}: defaults: {key.value} {said}"
 
 
 def _wrong_order(file: OwnFile, key: yaml.ScalarNode, first: dict[str, yaml.Node]) -> Iterator[str]:
@@ -67,6 +70,8 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
         file_of_group = value.value if value.value in groups[group] else base[group][0]
         return f"defaults: {key.value!r} is no group; write `override /{group}: {file_of_group}`"
     group, words = found["group"], found["words"].split()
+    if group.startswith("/"):
+        return f"defaults: one slash is enough: `{' '.join([*words, ''])}/{group.strip('/')}: …`"
     if group.startswith(("override/", "optional/")):
         return f"defaults: a space is missing: `{group.replace('/', ' /', 1)}: …`"
     is_null = value.tag == "tag:yaml.org,2002:null"

@@ -92,4 +92,6 @@ def _colon(lines: list[str], at: int) -> tuple[int, str]:
             return number + 1, f"a colon is missing: `{lone['key']}:{behind}`"
     if above is not None and len(re.findall(r":(?:\s|$)", lines[at])) < 2:
         return at + 1, f"is indented deeper than line {above + 1}, which has a value already"
+    if found := re.match(r"\s*- +override: *(/?\w+: *\S+)", lines[at]):
+        return at + 1, f"no colon stands behind override: `- override {found[1]}`"
     return at + 1, "quote a text with a colon and a space in it"

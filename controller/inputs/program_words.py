@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from controller.core.text import nearest_names
@@ -233,6 +234,8 @@ def _absence(words: Sequence[str], folder: Path) -> str:
             by = "python" if first.endswith(".py") else "bash"
             written = [by, *words] if first.endswith(SCRIPT_SUFFIXES[:3]) else [f"./{first}", *words[1:]]
             return f"{first}: is a file here, and no program on the workers' PATH; use: {shlex.join(written)}"
+        if near := get_close_matches(first, ("python", "python3", "bash", *ON_WORKERS), n=1, cutoff=0.8):
+            return f"{first}: there is no such program; did you mean {near[0]}?"
         return f"{first}: {NO_PROGRAM}; {CURE}, or its path on the workers, such as /usr/bin/{first}"
     module = word_after(words, "-m")
     if module is None or not re.fullmatch(r"\w+(\.\w+)*", module):

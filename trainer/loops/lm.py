@@ -15,6 +15,7 @@ from conf.schema.training.loop import LmLoop, TextSamples
 from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.settings import BEST_METRICS
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import mesh as meshes
@@ -69,7 +70,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
 def _evaluated(experiment: RunFile, data: batches.Dataset) -> tuple[str, ...]:
     """Return the metrics by which a checkpoint can be the best. Raises RunFileError if its metric cannot be told."""
     if not isinstance(data.text_bytes, str):
-        return ("eval_loss", BITS_PER_BYTE)
+        return BEST_METRICS["lm"]
     why, best = data.text_bytes, experiment.checkpoint.best
     if best is not None and best.metric == BITS_PER_BYTE:
         raise RunFileError(f"checkpoint.best.metric: {BITS_PER_BYTE} cannot be told, because {why}; use eval_loss")

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from conf.schema.training.data import PuzzleData
 from conf.schema.training.loop_parts import PuzzleLoop, Trm
 from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.settings import BEST_METRICS
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime
@@ -44,8 +45,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     dataset = PuzzleDataset.open(experiment.data.path)
     _check(cfg, loop, dataset)
     stream = PuzzleStream(dataset, loop, experiment.seed)
-    metrics = ("eval_exact_accuracy", "eval_cell_accuracy", "eval_q_accuracy", "eval_lm_loss")
-    opened = CheckpointManager(experiment.dir, experiment.checkpoint, metrics, log)
+    opened = CheckpointManager(experiment.dir, experiment.checkpoint, BEST_METRICS["puzzle"], log)
     with PreemptionNotice() as notice, opened as checkpoints:
         with log.phases.measure("compile"):
             compilation = startup_report.Compilation(programs(experiment, mesh))

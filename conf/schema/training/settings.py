@@ -30,6 +30,14 @@ class Mesh(Strict):
         return self
 
 
+BEST_METRICS = {
+    "grpo": ("eval_accuracy",),
+    "lm": ("eval_loss", "eval_bits_per_byte"),
+    "puzzle": ("eval_exact_accuracy", "eval_cell_accuracy", "eval_q_accuracy", "eval_lm_loss"),
+}
+"""Values by which a checkpoint can be the best, by the kind of the loop."""
+
+
 class BestCheckpoint(Strict):
     """Criterion of the best checkpoint: the smallest or largest value of an evaluation metric."""
 
@@ -64,7 +72,8 @@ class CheckpointSettings(Strict):
     @classmethod
     def _is_mapping(cls, value: object) -> object:
         if isinstance(value, str):
-            raise ValueError(f"must be null or {{metric: {value}, mode: min}}, where mode is min or max")
+            mode = "max" if "accuracy" in value else "min"
+            raise ValueError(f"must be null or {{metric: {value}, mode: {mode}}}, where mode is min or max")
         return value
 
 

@@ -90,6 +90,30 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*GRPO, "data=jsonl", "data.path=x"], "model_kind: error data.kind: loop.kind=grpo cannot read"),
         ([*LM[:1], "data=arithmetic", *LM[3:]], "model_kind: error data.kind: loop.kind=lm cannot read"),
         ([*LM, "model=trm"], "model_kind: error model.kind: loop.kind=lm cannot train a trm; use loop=puzzle with "),
+        (
+            ["+experiment=smoke", "data.tokenizer=characters"],
+            "model_kind: error data.tokenizer: characters requires data=text, not data.kind=arithmetic; use bytes",
+        ),
+        ([*LM, "data.tokenizer=characters"], "model_kind: error data.tokenizer: characters requires data=text, not"),
+        ([*GRPO, "model.attention=cudnn"], "attention_form: error model.attention: cudnn is of GPUs, and a slice has"),
+        ([*LM, "model.max_seq_len=64"], "sampled_length: error loop.seq_len: rows of 128 tokens exceed model.max_seq_"),
+        ([*LM, "model=gpt2", "loop.seq_len=2048"], "sampled_length: error loop.seq_len: rows of 2048 tokens exceed"),
+        (
+            [*LM, "loop.text_samples.interval=10", "loop.text_samples.max_new_tokens=10000"],
+            "sampled_length: error loop.text_samples.max_new_tokens: rows of 10001 tokens exceed model.max_seq_len=",
+        ),
+        (
+            [*GRPO, "model.max_seq_len=32"],
+            "sampled_length: error loop.max_new_tokens: with loop.max_prompt_length, rows of 60 tokens exceed model.m",
+        ),
+        (
+            [*GRPO, "checkpoint.best={metric: accuracy, mode: max}"],
+            "best_metric: error checkpoint.best: metric: accuracy is not evaluated by loop.kind=grpo; choices: ",
+        ),
+        (
+            [*LM, "checkpoint.best={metric: eval_accuracy, mode: max}"],
+            "best_metric: error checkpoint.best: metric: eval_accuracy is not evaluated by loop.kind=lm; choices: ",
+        ),
         ([*GRPO, "model=tiny", LONGROPE], "sampled_length: error loop.max_new_tokens: rows of "),
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         ([*GRPO, "loop.async_depth=2", "loop.sampler.workers=4"], "sampler_workers: error loop.sampler.workers: 4 wou"),

@@ -144,6 +144,13 @@ def test_requirements_must_name_the_harness(tmp_path: Path, text: str, found: in
         ([*GRPO, r"loop.rewards={slipway.my_reward\:brief: 1.0}"], "are no packages; use my_reward:NAME"),
         ([*GRPO, "loop.environment.name=my_reward:brief"], "takes (response, answer)"),
         ([*GRPO, r"loop.rewards={trainer.rewards.nothing\:brief: 1.0}"], "trainer has no module rewards.nothing"),
+        *(
+            (
+                [*LM, "optimizer=custom", f"optimizer.rule=optax:{name}"],
+                "is a whole optimizer, with a rate and a sign of",
+            )
+            for name in ("adamw", "adam", "sgd", "lion")
+        ),
         ([*LM, "optimizer=custom", "optimizer.rule=optax:addamm"], "defines no addamm; it defines "),
         ([*LM, "optimizer=custom", "optimizer.rule=optax:scale_by_adam", "optimizer.options={b3: 1}"], "takes (b1="),
     ],

@@ -91,6 +91,9 @@ OWN = {
     "items below a text": ("loop:\n  stop:\n    - a\n      - b\n", "line 4: `- b` below it stands"),
     "an override misspelled": ("defaults:\n  - overide /tpu: v6e_1\n", "line 3: defaults: 'overide /tpu' is no gro"),
     "a key of a group overridden": ("defaults:\n  - override /loop.x: 3\n", "line 3: defaults: 'override /loop.x' is "),
+    "itself above its base": ("defaults: [_self_, quickstart]\nrun: {seed: 3}\n", "line 2: defaults: quickstart rep"),
+    "two slashes": ("defaults:\n  - override //tpu: v6e_1\n", "line 3: defaults: one slash is enough: `overrid"),
+    "a colon behind override": ("defaults:\n  - override: /tpu: v6e_1\n", "line 3: no colon stands behind override: "),
     "another method": ("defaults:\n  - override /loop: ppo\n", "line 3: no loop named 'ppo'; choices: "),
     "a list in place of a section": ("run: [a]\n", "line 2: run: must be `key: value` lines, not a list"),
 }  # fmt: skip

@@ -74,6 +74,7 @@ PROGRAMS = {
         (["python", "lacks.py"], "line 2: imports nosuchpkg, and this machine, whose packages the workers have, has"),
         (["bash", "-lc", "python trian.py"], "error trian.py: there is no such file in "),
         (["uv", "run", "--with", "jax", "trian.py"], "error trian.py: there is no such file in "),
+        (["pyhton", "plain.py"], "error pyhton: there is no such program; did you mean python?"),
         (["uv", "run", "bad.py"], "error bad.py, line 1: "),
         (["torchrun", "--nproc=8", "bad.py"], "; Slipway itself starts a program on every worker: python bad.py"),
         (["mpirun", "-n", "4", "python", "lab/a.py", "x"], "a program on every worker: python lab/a.py x"),
