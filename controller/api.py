@@ -224,8 +224,9 @@ def metrics(run: str, *, phase: str | None = None, state: Path | None = None) ->
         raise ConfigError(f"{run}: this machine has no metrics of it; `slipway status --run {run}` shows where")
     from controller.report.gather import parse_lines  # most calls need nothing of reports
 
-    lines = [restored(line) for line in parse_lines([file.read_bytes()])]
-    return [line for line in lines if phase is None or line.get("phase") == phase]
+    with file.open("rb") as opened:
+        lines = map(restored, parse_lines([opened]))
+        return [line for line in lines if phase is None or line.get("phase") == phase]
 
 
 def record(run: str, *, state: Path | None = None) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 Programs and workers wrote most of them, so unreadable content is skipped.
 """
 
+import io
 import re
 import sys
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from conf.formats import format_problem
 from conf.strict_json import loads
@@ -20,11 +23,12 @@ from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import NotFoundError
 from controller.records.index import RunRow
 from controller.records.recorder import LOCAL_METRICS_FILE, RECORD_FILE, run_folder
+from controller.report.thinned import Thinned, sample_transcripts
 
 Metric = tuple[str, str]
 """Phase and name: `("eval", "eval_accuracy")`; phase `result` holds the values of the program's summary.json."""
-FileReader = Callable[[str, str], Sequence[bytes]]
-"""(run, name) -> the contents of all files of that name; empty if there is none."""
+FileReader = Callable[[str, str], Iterable[IO[bytes]]]
+"""(run, name) -> all files of that name; empty if there is none."""
 RESULT_FILE = "result"
 METRICS_FILE, EVENTS = "metrics.jsonl", "events.jsonl"
 MAX_NAME_LENGTH = 80
@@ -43,7 +47,11 @@ class MetricsLine:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run. `curves` is by metric and step; a value that is not finite is None."""
+    """One run. `curves` is by metric and step; a value that is not finite is None.
+
+    Curves and `lines` are thinned, see `Thinned`; of the lines, those at both ends of an attempt stay.
+    `transcripts` are a sample of `num_transcripts`.
+    """
 
     row: RunRow
     record: dict[str, Any] | None
@@ -51,6 +59,7 @@ class RecordedRun:
     lines: Sequence[MetricsLine] = ()
     events: Sequence[dict[str, Any]] = ()
     transcripts: Sequence[dict[str, Any]] = ()
+    num_transcripts: int = 0
 
     @property
     def id(self) -> str:
@@ -75,10 +84,12 @@ class RecordedRun:
 
 
 def local_reader(state: Path) -> FileReader:
-    def read(run: str, name: str) -> list[bytes]:
+    def read(run: str, name: str) -> Iterator[IO[bytes]]:
         folder = run_folder(state, run)
         names = (name, LOCAL_METRICS_FILE) if name == METRICS_FILE else (name,)
-        return [file.read_bytes() for part in names if (file := folder / part).is_file()][:1]
+        if path := next((file for part in names if (file := folder / part).is_file()), None):
+            with path.open("rb") as file:
+                yield file
 
     return read
 
@@ -86,16 +97,40 @@ def local_reader(state: Path) -> FileReader:
 def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> FileReader:
     """Return a reader of the bucket's objects from all machines; where there are none, `otherwise` is used."""
 
-    def read(run: str, name: str) -> Sequence[bytes]:
+    def read(run: str, name: str) -> Iterable[IO[bytes]]:
         prefix = f"runs/{run}/{name.removesuffix('.jsonl')}/" if name == EVENTS else f"runs/{run}/{name}"
         try:
             items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
-            found = [google.download(bucket, item["name"]) for item in items]
         except NotFoundError:
-            found = []
+            items = []
+        found = [io.BufferedReader(_Object(google, bucket, item), DOWNLOADED_BYTES) for item in items]
         return found or otherwise(run, name)
 
     return read
+
+
+class _Object(io.RawIOBase):
+    """Content of an object, piece by piece. One that grows meanwhile is read on; one that is deleted ends there."""
+
+    def __init__(self, google: GoogleClient, bucket: str, item: Mapping[str, Any]) -> None:
+        self._google, self._bucket, self._item, self._at = google, bucket, item, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        name, content = self._item["name"], b""
+        try:
+            while not content and (end := min(self._at + len(buffer), int(self._item["size"]))) > self._at:
+                try:
+                    content = self._google.download_range(self._bucket, name, self._item["generation"], self._at, end)
+                except NotFoundError:
+                    self._item = self._google.call("storage", "objects.get", bucket=self._bucket, object=name)
+        except NotFoundError:
+            return 0
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
 
 
 def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
@@ -104,35 +139,47 @@ def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
 
 
 def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
-    record = next(_slipway_documents(_parse_jsonl(read(row["run"], RECORD_FILE)), f"{row['run']}: {RECORD_FILE}"), None)
-    written = list(parse_lines(read(row["run"], METRICS_FILE)))
-    curves: dict[Metric, dict[float, float | None]] = {}
-    lines = []
-    for document in written:
-        step, time = finite_number(document.get("step")), finite_number(document.get("time"))
-        if step is None:
-            continue
-        if time is not None:
-            lines.append(MetricsLine(time, step, finite_number(document.get("step_time"))))
-        phase = str(document.get("phase", ""))[:MAX_NAME_LENGTH]
-        for name, value in document.items():
-            if name not in RESERVED_KEYS and (value is None or isinstance(value, int | float)):
-                curves.setdefault((phase, name[:MAX_NAME_LENGTH]), {})[step] = finite_number(value)
+    run = row["run"]
+    record = next(
+        _slipway_documents(_documents(file.read() for file in read(run, RECORD_FILE)), f"{run}: {RECORD_FILE}"), None
+    )
+    events = sorted(
+        _parse_events(_slipway_documents(parse_lines(read(run, EVENTS)), f"{run}: {EVENTS}")),
+        key=lambda event: event["time"],
+    )
+    curves, lines = _read_metrics(parse_lines(read(run, METRICS_FILE)), [event["time"] for event in events])
     _begin_with_warm_start(curves)
     results = row.get("metrics")
     for name, value in results.items() if isinstance(results, dict) else ():
         if (number := finite_number(value)) is not None:
             curves[RESULT_FILE, name[:MAX_NAME_LENGTH]] = {0.0: number}
     known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
-    events = sorted(
-        _parse_events(_slipway_documents(parse_lines(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")),
-        key=lambda event: event["time"],
+    return RecordedRun(
+        row, record, known, lines, events, *sample_transcripts(lambda: parse_lines(read(run, "transcripts.jsonl")))
     )
-    transcripts = list(parse_lines(read(row["run"], "transcripts.jsonl")))
-    return RecordedRun(row, record, known, sorted(lines, key=lambda line: line.time), events, transcripts)
 
 
-def _begin_with_warm_start(curves: dict[Metric, dict[float, float | None]]) -> None:
+def _read_metrics(
+    documents: Iterable[dict[str, Any]], times: Sequence[float]
+) -> tuple[dict[Metric, dict[float, float | None]], list[MetricsLine]]:
+    """Return the curves, and the lines by time: between two of the times, which events have, both ends are exact."""
+    curves: dict[Metric, Thinned[float | None]] = defaultdict(Thinned)
+    lines: dict[int, Thinned[MetricsLine]] = defaultdict(Thinned)
+    for document in documents:
+        step, time = finite_number(document.get("step")), finite_number(document.get("time"))
+        if step is None:
+            continue
+        if time is not None:
+            told, known = finite_number(document.get("step_time")), (near := lines[bisect(times, time)]).get(time)
+            near.add(time, MetricsLine(time, step, known.step_time if known and told is None else told))
+        phase = str(document.get("phase", ""))[:MAX_NAME_LENGTH]
+        for name, value in document.items():
+            if name not in RESERVED_KEYS and (value is None or isinstance(value, int | float)):
+                curves[phase, name[:MAX_NAME_LENGTH]].add(step, finite_number(value))
+    return {**curves}, [line for place in sorted(lines) for line in dict(sorted(lines[place].items())).values()]
+
+
+def _begin_with_warm_start(curves: Mapping[Metric, dict[float, float | None]]) -> None:
     """Let each curve of evaluations begin with the last one of the warm start: that is the value before GRPO."""
     for (phase, name), curve in [*curves.items()]:
         later = curves.get(("eval", name))
@@ -140,7 +187,7 @@ def _begin_with_warm_start(curves: dict[Metric, dict[float, float | None]]) -> N
             later.setdefault(max(curve), curve[max(curve)])
 
 
-def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+def _documents(contents: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for content in contents:
         try:
             document = loads(content)
@@ -162,10 +209,10 @@ def _slipway_documents(documents: Iterable[dict[str, Any]], where: str) -> Itera
         print(f"warning: left out: {later}", file=sys.stderr)
 
 
-def parse_lines(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+def parse_lines(files: Iterable[IO[bytes]]) -> Iterator[dict[str, Any]]:
     """Yield the objects in files of lines, such as metrics.jsonl; a line that is none is left out."""
-    for content in contents:
-        yield from _parse_jsonl(content.splitlines())
+    for file in files:
+        yield from _documents(file)
 
 
 def _parse_events(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -179,6 +226,8 @@ def _parse_events(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 PART = re.compile(r"[A-Za-z0-9][\w.=+-]{0,199}", re.ASCII)
 """Valid part of a path: workers name a run's objects and must not reach any other file here."""
 PARALLEL_RUNS = 8
+DOWNLOADED_BYTES = 4 << 20
+"""Most bytes of an object that are in memory at a time."""
 OVERLAP_BYTES = 1 << 10
 """Bytes of the end of a known file that are downloaded again, to see that it has only grown."""
 

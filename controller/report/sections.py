@@ -22,7 +22,7 @@ from controller.report.drawing import (
 )
 from controller.report.gather import RESULT_FILE, Metric
 
-MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 2000
+MAX_TRANSCRIPT_RUNS, MAX_TEXT_LENGTH = 24, 2000
 MAX_ALERTS = 100
 COMPARED = (
     ", the baseline, with 95 % intervals. paired: Student's t of the differences between runs with the same seed; "
@@ -196,10 +196,9 @@ def transcripts_section(section: Element, report: ReportModel) -> None:
     for run in runs[:MAX_TRANSCRIPT_RUNS]:
         fold = add_child(section, "details")
         head = ["step", "prompt", "response", "parsed answer", "expected answer", "#reward"]
-        documents = sample_transcripts(run.transcripts)
-        count = f"{len(documents)} of {plural(len(run.transcripts), 'transcript')}"
+        count = f"{len(run.transcripts)} of {plural(run.num_transcripts, 'transcript')}"
         add_child(fold, "summary", f"{report.run_label(run)}: {count}")
-        rows = [_transcript_row(document) for document in documents]
+        rows = [_transcript_row(document) for document in run.transcripts]
         add_table(fold, f"Transcripts of {report.run_label(run)}", head, rows)
     if (rest := len(runs) - MAX_TRANSCRIPT_RUNS) > 0:
         add_text(section, f"{rest} further runs have transcripts.jsonl.", class_="soft")
@@ -214,19 +213,3 @@ def _transcript_row(document: dict[str, Any]) -> Row:
     is_number = isinstance(reward, int | float) and abs(reward) < 1e9
     cells = [("span.text transcript", text) for text in texts]
     return [when, *cells, format_number(reward if is_number else None)]
-
-
-def sample_transcripts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first questions of the last step, each after its answer at the first step that has it."""
-
-    def when(row: dict[str, Any]) -> tuple[Any, Any]:
-        return row.get("step"), row.get("phase")
-
-    def question(row: dict[str, Any]) -> tuple[Any, Any]:
-        return row.get("phase"), row.get("prompt")
-
-    found = []
-    for end in [row for row in rows if when(row) == when(rows[-1])][:MAX_TRANSCRIPTS]:
-        first = next(row for row in rows if question(row) == question(end))
-        found += [first, end] if first is not end else [end]
-    return found

@@ -5,7 +5,7 @@ import json
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
@@ -235,8 +235,8 @@ def test_what_a_later_slipway_or_nobody_wrote_hides_no_other_run(capsys: pytest.
     later = json.dumps(golden("record") | {"format": 2}).encode()
     files = {"q-1": later, "q-2": b"\xff{[", "q-3": json.dumps(golden("record")).encode()}
 
-    def read(run: str, name: str) -> list[bytes]:
-        return [b'no line\n{"step": 1, "loss": 0.5}\n'] if name == "metrics.jsonl" else [files[run]]
+    def read(run: str, name: str) -> list[IO[bytes]]:
+        return [io.BytesIO(b'no line\n{"step": 1, "loss": 0.5}\n' if name == "metrics.jsonl" else files[run])]
 
     found = gather_runs([{"run": run, "created": 1.0} for run in files], read)
     assert [run.row["run"] for run in found] == ["q-1", "q-2", "q-3"]

@@ -279,7 +279,7 @@ def test_the_page_says_how_much_there_is_and_where_the_rest_is(tmp_path: Path) -
     metrics |= {"accuracy_low_after": 0.85, "accuracy_high_after": 0.93}
     run = write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5), usd=None, metrics=metrics)
     page = render(report_of(tmp_path), START_TIME)
-    folded = f"{len(runs_of(tmp_path)[0].transcripts)} transcripts"
+    folded = f"{runs_of(tmp_path)[0].num_transcripts} transcripts"
     assert "<title>quickstart: report</title>" in page
     assert ">not billed or unknown<" in page
     assert ">accuracy</th>" in page

@@ -1,0 +1,67 @@
+"""What a report keeps of files that grow: a bounded number of values, and a few transcripts, however long a run is."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+MOST, FEWEST = 4000, 1000
+"""Values that are kept of a longer curve, of which a page draws at most MAX_POINTS (curves.py)."""
+MAX_TRANSCRIPTS = 4
+
+
+class Thinned(dict[float, T]):
+    """Values by position. Beyond MOST, one of those that are close together stays, so that up to FEWEST are left.
+
+    That is the one that was told last, as an attempt that goes back replaces what an earlier one told, but a value
+    rather than None. The values at the first and at the last position always stay.
+    """
+
+    def add(self, at: float, value: T) -> None:
+        self[at] = value
+        if len(self) > MOST:
+            self._thin()
+
+    def _thin(self) -> None:
+        first, last = min(self), max(self)
+        gap = math.ldexp(
+            1.0, math.frexp(last / FEWEST - first / FEWEST)[1]
+        )  # a power of two: longer gaps hold whole ones
+        kept: dict[float, tuple[float, T]] = {}
+        for at, value in self.items():
+            if value is not None or at // gap not in kept:
+                kept[at // gap] = at, value
+        thinned = dict(kept.values()) | {end: self[end] for end in (first, last)}
+        self.clear()
+        self.update(sorted(thinned.items(), key=lambda item: item[0]))
+
+
+def sample_transcripts(read: Callable[[], Iterable[dict[str, Any]]]) -> tuple[list[dict[str, Any]], int]:
+    """Return the first questions of the last step, each after its answer at the first step that has it, and the count.
+
+    It reads twice, the second time until it has found the answers.
+    """
+
+    def when(row: dict[str, Any]) -> tuple[Any, Any]:
+        return row.get("step"), row.get("phase")
+
+    def question(row: dict[str, Any]) -> tuple[Any, Any]:
+        return row.get("phase"), row.get("prompt")
+
+    ends, count = list[dict[str, Any]](), 0
+    for count, row in enumerate(read(), 1):  # noqa: B007 (the count is what is wanted)
+        if ends and when(row) != when(ends[0]):
+            ends = []
+        if len(ends) < MAX_TRANSCRIPTS:
+            ends.append(row)
+    firsts, missing = list[dict[str, Any]](), [question(end) for end in ends]
+    rows: Iterator[dict[str, Any]] = iter(read() if missing else ())
+    while missing and (row := next(rows, None)) is not None:
+        if (asked := question(row)) in missing:
+            firsts.append(row)
+            missing = [each for each in missing if each != asked]
+    found: list[dict[str, Any]] = []
+    for end in ends:
+        first = next((row for row in firsts if question(row) == question(end)), end)
+        found += [first, end] if first != end else [end]
+    return found, count
