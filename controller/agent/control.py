@@ -35,7 +35,7 @@ from .fs import (
     wait_until,
     write_json,
 )
-from .transfers import TransferError, open_url, upload_file, upload_stream, with_retries
+from .transfers import GrowingObject, TransferError, open_url, upload_stream, with_retries
 from .worker_processes import attempt_processes, boot_id, group_members, is_alive, send_signal, wall_time
 
 if TYPE_CHECKING:
@@ -151,9 +151,15 @@ def finalize_lost_attempt(folder: Path) -> None:
 
 
 def finalize_attempt(
-    folder: Path, how: dict[str, Any], before_masking: Callable[[], None] = lambda: None
+    folder: Path,
+    how: dict[str, Any],
+    before_masking: Callable[[], None] = lambda: None,
+    copy: GrowingObject | None = None,
 ) -> dict[str, Any]:
-    """Record the end, delete the secrets, upload the log and the record, and record the result of the upload."""
+    """Record the end, delete the secrets, upload the log and the record, and record the result of the upload.
+
+    copy: the log in the bucket, if this process knows how much of it has arrived.
+    """
     begun, path = read_json(folder / "pid.json", "boot_id", "started", "program", "supervisor"), folder / "exit.json"
     bucket = begun["bucket"]
     record = {**how, "notice": recorded_notice(folder), "started": begun["started"]}
@@ -167,8 +173,9 @@ def finalize_attempt(
     if bucket:
         done = {**record, "upload": "done"}
         content = dump(done)
+        log = copy or GrowingObject(folder / "log", bucket, begun["log_object"])
         try:
-            with_retries(lambda: upload_file(folder / "log", bucket, begun["log_object"]))
+            with_retries(lambda: log.send(file_size(folder / "log")))
             with_retries(lambda: upload_stream([content], len(content), bucket, begun["exit_object"]))
             record = done
         except TransferError as error:

@@ -30,7 +30,6 @@ from .fs import (
     attempt_folder,
     complain,
     dump,
-    file_size,
     free_gb,
     locked,
     wait_until,
@@ -39,7 +38,7 @@ from .fs import (
     write_json,
 )
 from .trackers import end_trackers, start_trackers
-from .transfers import TransferError, object_exists, upload_file
+from .transfers import GrowingObject, TransferError, object_exists
 from .watchdog import keep_watchdog
 from .worker_processes import boot_id, oom_kills, process_identity, send_signal, wall_time
 
@@ -83,12 +82,6 @@ def release_devices(held: list[int]) -> None:
 
 
 LOG_UPLOAD_SECONDS = 30.0
-SMALL_LOG_BYTES = 8 << 20
-"""A log up to this size is uploaded whenever it has grown."""
-LOG_GROWTH = 1.1
-"""Factor by which a larger log grows between two uploads of it: all together then take a multiple of its bytes."""
-MAX_LOG_UPLOAD_SECONDS = 900.0
-"""A larger log that grows slowly is uploaded that often."""
 HEARTBEAT_SECONDS = 15.0
 """The dead man's switch looks every 30 s, so it sees one at most 45 s after the last, also without a watchdog: sooner
 than after the least `cleanup.idle_minutes` and its grace."""
@@ -214,7 +207,8 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, lambda *_: tell(SHUTDOWN, signal.SIGTERM))
     watch_notices(lambda kind: tell(kind, signal.Signals[order["notice"]] if order["notice"] else None))
     ended, over = threading.Event(), threading.Event()
-    uploads = threading.Thread(target=_upload_log_periodically, args=(folder, begun, ended), daemon=True)
+    copy = GrowingObject(folder / "log", begun["bucket"], begun["log_object"]) if begun["bucket"] else None
+    uploads = threading.Thread(target=_upload_log_periodically, args=(folder, copy, ended), daemon=True)
     uploads.start()
     heart = threading.Thread(target=keep_heartbeat, args=(over,), daemon=True)
     heart.start()
@@ -229,7 +223,7 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     error = "a later attempt has replaced this one" if replaced.is_set() else None
     how |= {"error": error, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
     try:
-        return finalize_attempt(folder, how, before_masking=uploads.join)
+        return finalize_attempt(folder, how, before_masking=uploads.join, copy=copy)
     finally:
         over.set()
         heart.join()
@@ -351,24 +345,14 @@ def keep_heartbeat(over: threading.Event) -> None:
     keep_watchdog()
 
 
-def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
-    """Upload the log periodically while it grows, spending at most about a tenth of the time on it."""
-    uploaded = time.monotonic()
+def _upload_log_periodically(folder: Path, copy: GrowingObject | None, ended: threading.Event) -> None:
+    """Upload what is new of the log periodically, spending at most about a tenth of the time on it."""
     seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", SecretMask.for_run(folder.parent)
-    while begun["bucket"] and not ended.wait(pause):
-        if not is_upload_due(file_size(log), seen, time.monotonic() - uploaded):
-            continue
-        before, size = time.monotonic(), mask.mask_file(log, seen)
+    while copy and not ended.wait(pause):
+        before = time.monotonic()
         try:
-            upload_file(log, begun["bucket"], begun["log_object"], size)
-            seen, uploaded = size, time.monotonic()
+            seen = mask.mask_file(log, seen)
+            copy.send(seen)
         except TransferError as error:  # the final upload is the one that counts
             complain(f"cannot upload the log: {error}")
         pause = max(LOG_UPLOAD_SECONDS, 10 * (time.monotonic() - before))
-
-
-def is_upload_due(size: int, seen: int, seconds: float) -> bool:
-    """Return whether a log of this size is uploaded again, `seconds` after an upload of its first `seen` bytes."""
-    if size == seen:
-        return False
-    return size <= SMALL_LOG_BYTES or size >= LOG_GROWTH * seen or seconds >= MAX_LOG_UPLOAD_SECONDS

@@ -17,9 +17,10 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
-from .fs import CHUNK_BYTES, AgentError, file_size
+from .fs import CHUNK_BYTES, AgentError, complain, file_size
 from .worker_processes import uptime_seconds
 
+CONTENT_TYPE = "text/plain; charset=utf-8"
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 FRESH_VM_SECONDS = 480.0
 """A VM may be up before IAM shows the roles of its account everywhere, which takes up to seven minutes."""
@@ -109,20 +110,76 @@ def object_exists(bucket: str, name: str) -> bool:
 def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> None:
     """Upload a file, or its first `size` bytes (possibly none); the file may grow meanwhile."""
     size = file_size(path) if size is None else size
-    upload_stream(_read_chunks(path, size), size, bucket, name)
+    upload_stream(read_chunks(path, size), size, bucket, name)
 
 
-def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
-    """Upload an object of `size` bytes, replacing any older one. Raises TransferError on failure."""
+def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -> str:
+    """Upload an object of `size` bytes, replacing any older one; return its generation. Raises TransferError."""
     if is_folder(bucket):
         _write_object(content, size, Path(bucket) / name)
-        return
+        return "file"
     place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
-    headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
+    headers = {"Content-Length": str(size), "Content-Type": CONTENT_TYPE}
     with _transfer_errors(f"the upload of gs://{bucket}/{name}"), _storage_request(place, headers, content) as answer:
-        stored = int(json.load(answer)["size"])
+        made = json.load(answer)
+        stored, generation = int(made["size"]), str(made["generation"])
     if stored != size:
         raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, expected {size}")
+    return generation
+
+
+class GrowingObject:
+    """A file that only grows, as an object: what is new goes there as an object of its own, which the bucket joins.
+
+    The program does the same with its packages (trainer/telemetry/uploads.py), which the agent has not.
+
+    Args:
+        arrived: how much of the file is known to be there; -1: nothing is known.
+    """
+
+    def __init__(self, path: Path, bucket: str, name: str, arrived: int = -1) -> None:
+        self._path, self._bucket, self._name = path, bucket, name
+        self._size, self._generation = arrived, ""
+
+    def send(self, size: int) -> None:
+        """Send the first `size` bytes: whole at first, and if others have changed the object. Raises TransferError."""
+        if size == self._size:
+            return
+        made = self._append(size) if self._generation and size > self._size else ""
+        self._generation = made or upload_stream(read_chunks(self._path, size), size, self._bucket, self._name)
+        self._size = size
+
+    def _append(self, size: int) -> str:
+        """Return the generation that now has `size` bytes; empty if what is there is not what was sent."""
+        new, count = read_chunks(self._path, size, self._size), size - self._size
+        if is_folder(self._bucket):
+            path = Path(self._bucket) / self._name
+            with _transfer_errors(f"the copy to {path}"):
+                if file_size(path) != self._size:
+                    return ""
+                with path.open("r+b") as file:
+                    file.seek(self._size)
+                    file.writelines(new)
+            return self._generation
+        run = self._name.split("/")[:2]  # not beside the file, where others would take it for one
+        part = "/".join([*run, "parts", *self._name.split("/")[2:]])
+        upload_stream(new, count, self._bucket, part)
+        objects = f"/storage/v1/b/{quote(self._bucket)}/o"
+        sources = [{"name": self._name, "generation": self._generation}, {"name": part}]
+        body = json.dumps({"sourceObjects": sources, "destination": {"contentType": CONTENT_TYPE}}).encode()
+        place = f"{objects}/{quote(self._name, safe='')}/compose?ifGenerationMatch={self._generation}"
+        headers = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
+        try:
+            with _transfer_errors(f"the upload of gs://{self._bucket}/{self._name}"):
+                with _storage_request(place, headers, [body]) as answer:
+                    made = json.load(answer)
+                _storage_request(f"{objects}/{quote(part, safe='')}", {}, method="DELETE").close()
+        except TransferError as error:
+            if not error.permanent:
+                raise  # if it was done nevertheless, the next try finds another generation
+            complain(f"sent whole: {error}")
+            return ""
+        return str(made["generation"]) if int(made["size"]) == size else ""
 
 
 def is_folder(bucket: str) -> bool:
@@ -144,9 +201,11 @@ def _write_object(content: Iterable[bytes], size: int, path: Path) -> None:
         draft.replace(path)
 
 
-def _read_chunks(path: Path, size: int) -> Iterator[bytes]:
+def read_chunks(path: Path, size: int, begin: int = 0) -> Iterator[bytes]:
+    """Yield `size` bytes of a file from `begin` on, or those that there are."""
     if size:
         with path.open("rb") as file:
+            file.seek(begin)
             while size and (chunk := file.read(min(size, CHUNK_BYTES))):
                 size -= len(chunk)
                 yield chunk
@@ -165,12 +224,14 @@ def _transfer_errors(what: str) -> Iterator[None]:
         raise TransferError(f"{what} was interrupted: {error!r}") from error
 
 
-def _storage_request(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
+def _storage_request(
+    place: str, headers: dict[str, str], data: Iterable[bytes] | None = None, method: str | None = None
+) -> IO[bytes]:
     """Send a request to the JSON API with the VM's credentials; the root of an emulated worker needs none."""
     if base := os.environ.get("SLIPWAY_STORAGE_ROOT"):
-        return open_url(base.rstrip("/") + place, headers, data)
+        return open_url(base.rstrip("/") + place, headers, data, method)
     authorized = {**headers, "Authorization": f"Bearer {access_token()}"}
-    return open_url(f"https://storage.googleapis.com{place}", authorized, data)
+    return open_url(f"https://storage.googleapis.com{place}", authorized, data, method)
 
 
 def access_token() -> str:

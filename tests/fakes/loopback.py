@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from zlib import crc32
 
 
 class Loopback(BaseHTTPRequestHandler):
@@ -37,9 +38,11 @@ class Loopback(BaseHTTPRequestHandler):
 
 @dataclass
 class FakeBucket:
-    """`faults` are used up by requests, first in first out: an HTTP status, "corrupt", "cut" or "hang"."""
+    """`faults` are used up by requests, first in first out: an HTTP status, "corrupt", "cut", "hang" or "lost"."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
+    sent: int = 0
+    """Bytes of the requests' bodies."""
     requests: list[str] = field(default_factory=list)
     faults: list[Any] = field(default_factory=list)
     hang_started: threading.Event = field(default_factory=threading.Event)
@@ -53,6 +56,10 @@ class FakeBucket:
         with _Handler.serving(store=made) as made.url:
             yield made
             made.hang_released.set()
+
+
+def generation_of(content: bytes) -> str:
+    return str(crc32(content))
 
 
 class _Handler(Loopback):
@@ -74,13 +81,29 @@ class _Handler(Loopback):
         return self.answer(200, content, short=fault == "cut")
 
     def do_POST(self) -> None:
-        name = parse_qs(urlsplit(self.path).query)["name"][0]
+        place, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        composed = unquote(place.partition("/o/")[2].removesuffix("/compose"))
+        name = composed or query["name"][0]
         content = self.rfile.read(int(self.headers["Content-Length"]))
-        fault = self._begin(f"POST {name}")
+        self.store.sent += len(content)
+        fault = self._begin(f"{'COMPOSE' if composed else 'POST'} {name}")
         if isinstance(fault, int):
             return self.answer(fault, b"out of order")
+        if composed:
+            if query["ifGenerationMatch"] != [generation_of(self.store.objects.get(name, b""))]:
+                return self.answer(412, b"At least one of the pre-conditions you specified did not hold.")
+            content = b"".join(self.store.objects[source["name"]] for source in json.loads(content)["sourceObjects"])
         self.store.objects[name] = content
-        return self.answer(200, json.dumps({"name": name, "size": str(len(content))}).encode())
+        if fault == "lost":  # the answer, on its way
+            return self.answer(503, b"out of order")
+        facts = {"name": name, "size": str(len(content)), "generation": generation_of(content)}
+        return self.answer(200, json.dumps(facts).encode())
+
+    def do_DELETE(self) -> None:
+        name = unquote(urlsplit(self.path).path.partition("/o/")[2])
+        self._begin(f"DELETE {name}")
+        del self.store.objects[name]
+        return self.answer(204, b"")
 
     def _begin(self, request: str) -> Any:
         self.store.requests.append(request)

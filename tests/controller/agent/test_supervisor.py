@@ -19,9 +19,7 @@ import pytest
 from controller.agent import supervisor
 from controller.agent.fs import AgentError, agent_root, tree_hash
 from controller.agent.supervisor import (
-    LOG_UPLOAD_SECONDS,
     VARIABLE,
-    is_upload_due,
     keep_heartbeat,
     lock_devices,
     release_devices,
@@ -316,25 +314,6 @@ def test_a_program_that_cannot_start_says_why(run: ProgramRun, argv: list[str], 
     end = run.wait_ended()
     assert (end["code"], end["log_tail"].count("\n")) == (127, 1)
     assert f"slipway: cannot start {argv[0]!r}: {said}" in " ".join(end["log_tail"].split())
-
-
-@pytest.mark.parametrize("gigabytes", [1, 2, 4])
-def test_the_uploads_of_a_growing_log_are_a_multiple_of_it(gigabytes: int) -> None:
-    """Half an hour in which the log grows at the same rate; each upload takes the whole file."""
-    rounds, seen, uploaded, sent = int(1800 / LOG_UPLOAD_SECONDS), 0, 0, 0
-    for i in range(1, rounds + 1):
-        size = gigabytes * 10**9 * i // rounds
-        if is_upload_due(size, seen, (i - uploaded) * LOG_UPLOAD_SECONDS):
-            seen, uploaded, sent = size, i, sent + size
-    assert sent <= 12 * gigabytes * 10**9
-    assert seen >= 0.9 * size, "most of it is in the bucket if the worker is lost"
-
-
-def test_small_and_slow_logs_are_uploaded_too() -> None:
-    assert is_upload_due(5_000_001, 5_000_000, 30)
-    assert not is_upload_due(5_000_000, 5_000_000, 3600)
-    assert not is_upload_due(10**9 + 1, 10**9, 60)
-    assert is_upload_due(10**9 + 1, 10**9, 900)
 
 
 SHOW = ("sh", "-c", 'echo "$PEERS|$SLIPWAY_WORKER|$QUOTED|${TOKEN-none}|$PWD|$(command -v python)"')
