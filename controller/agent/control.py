@@ -151,21 +151,18 @@ def finalize_lost_attempt(folder: Path) -> None:
 
 
 def finalize_attempt(
-    folder: Path,
-    how: dict[str, Any],
-    before_masking: Callable[[], None] = lambda: None,
-    copy: GrowingObject | None = None,
+    folder: Path, how: dict[str, Any], uploads: Callable[[], GrowingObject | None] = lambda: None
 ) -> dict[str, Any]:
     """Record the end, delete the secrets, upload the log and the record, and record the result of the upload.
 
-    copy: the log in the bucket, if this process knows how much of it has arrived.
+    uploads: ends the uploads of the log, and returns what of it is in the bucket.
     """
     begun, path = read_json(folder / "pid.json", "boot_id", "started", "program", "supervisor"), folder / "exit.json"
     bucket = begun["bucket"]
     record = {**how, "notice": recorded_notice(folder), "started": begun["started"]}
     record |= {"upload": "pending" if bucket else "none", "upload_error": None}
     write_json(path, record)
-    before_masking()
+    known = uploads()
     mask = SecretMask.for_run(folder.parent)
     for shown in (folder / "log", folder.parent / "metrics.jsonl", folder.parent / "summary.json"):
         mask.mask_file(shown)
@@ -173,7 +170,7 @@ def finalize_attempt(
     if bucket:
         done = {**record, "upload": "done"}
         content = dump(done)
-        log = copy or GrowingObject(folder / "log", bucket, begun["log_object"])
+        log = known or GrowingObject(folder / "log", bucket, begun["log_object"])
         try:
             with_retries(lambda: log.send(file_size(folder / "log")))
             with_retries(lambda: upload_stream([content], len(content), bucket, begun["exit_object"]))

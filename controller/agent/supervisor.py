@@ -223,7 +223,7 @@ def supervise(order: dict[str, Any], lock: int) -> dict[str, Any]:
     error = "a later attempt has replaced this one" if replaced.is_set() else None
     how |= {"error": error, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
     try:
-        return finalize_attempt(folder, how, before_masking=uploads.join, copy=copy)
+        return finalize_attempt(folder, how, lambda: uploads.join() or copy)
     finally:
         over.set()
         heart.join()

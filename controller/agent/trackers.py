@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from .fs import (
     write_json,
 )
 from .tracker_kinds import PLACES, kept_files, load_tracker
-from .transfers import TransferError, read_object, upload_file, with_retries
+from .transfers import GrowingObject, TransferError, read_object, upload_file, with_retries
 from .worker_processes import send_signal
 
 POLL_SECONDS = 0.2
@@ -159,7 +161,9 @@ class Follower:
         self._try_at = self._save_at = 0.0
         self._changed = self._hurry = self._is_buffered = False
         self._closed: list[Path] = []
-        self._copied: dict[Path, tuple[int, int]] = {}
+        self._place = f"runs/{self._run.name}/{PLACES.get(use, f'trackers/{self._home.name}')}/".replace("//", "/")
+        self._copied: dict[str, tuple[int, int]] = {}
+        self._objects: dict[str, GrowingObject] = {}
 
     def hurry(self) -> None:
         """Store at the next look what has been passed on."""
@@ -227,10 +231,22 @@ class Follower:
             if read_object(self._bucket, self._object, archive):
                 unpack(archive, fresh)
                 archive.unlink()
+            for name, size in (read_json(fresh / STATE) or {}).get("sizes", {}).items():
+                self._restore_file(fresh / "files" / name, name, size)
             remove_tree(self._home)  # what was not stored is passed on again
             if fresh.exists():
                 fresh.rename(self._home)
         return read_json(self._home / STATE) or {}
+
+    def _restore_file(self, path: Path, name: str, size: int) -> None:
+        if ".." in path.parts:
+            raise AgentError(f"{self._object} names a file elsewhere: {name!r}")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not read_object(str(self._bucket), self._place + name, path) or (found := file_size(path)) < size:
+            complain(f"{self._place}{name} is not what was stored")
+        else:
+            os.truncate(path, size)
+            self._object_of(name, arrived=size if size == found else -1)
 
     def _row_of(self, line: dict[str, Any]) -> tuple[float, dict[str, float]]:
         """Return the step of a line and its finite metrics; no step is -1."""
@@ -288,44 +304,61 @@ class Follower:
         """Store the state with the files that belong to it in one object, and new files as they are, to look at."""
         began = self._clock()
         step = min(self._step, self.rows[0][0] - 1) if self._is_buffered and self.rows else self._step
-        write_json(self._home / STATE, {"step": step, "rows": self.rows, "errors": self._errors})
         try:
-            if self._bucket:
-                self._upload(self._bucket)
+            self._upload({"step": step, "rows": self.rows, "errors": self._errors})
             self.rows = self.rows if self._hurry or self._is_buffered else self.rows[-1:]
             self._changed = self._hurry = False
         except (TransferError, OSError, sqlite3.Error) as error:  # the next time counts
             complain(f"cannot store the state: {error}")
         self._save_at = self._clock() + max(SAVE_SECONDS, 10 * (self._clock() - began))
 
-    def _upload(self, bucket: str) -> None:
-        files, place = self._home / "files", PLACES.get(self._use, f"trackers/{self._home.name}")
+    def _upload(self, state: dict[str, Any]) -> None:
+        """Send what is new of files that have only grown, then the state with their sizes and all other files.
+
+        After a kill in between, the former are longer than the state says: `_restore` cuts them.
+        """
+        files, bucket, sizes, kept = self._home / "files", self._bucket, dict[str, int](), dict[str, tuple[int, int]]()
+        found = self._closed if self._is_buffered else kept_files(self._use, files)
+        names = [str(path.relative_to(files)) for path in found] if bucket else []
+        for name in names:
+            size, grown = file_size(files / name), self._object_of(name)
+            if not _is_database(files / name) and grown.has_only_grown(size):
+                with_retries(partial(grown.send, size))
+                sizes[name] = size
+        write_json(self._home / STATE, {**state, "sizes": sizes})
+        if not bucket:
+            return
         with tempfile.TemporaryDirectory(dir=agent_root()) as draft:
-            archive = Path(draft) / "tar"
-            kept: dict[Path, tuple[int, int]] = {}
+            archive, copies = Path(draft) / "tar", Path(draft) / "files"
             with tarfile.open(archive, "w") as tar:
                 tar.add(self._home / STATE, STATE)
-                found = self._closed if self._is_buffered else kept_files(self._use, files)
-                for number, path in enumerate(found):
-                    kept[path] = (path.stat().st_size, path.stat().st_mtime_ns)
-                    copy = Path(draft) / str(number)
-                    _copy(path, copy)
-                    tar.add(copy, f"files/{path.relative_to(files)}")
+                for name in (name for name in names if name not in sizes):
+                    kept[name] = ((facts := (files / name).stat()).st_size, facts.st_mtime_ns)
+                    _copy(files / name, copies / name)
+                    tar.add(copies / name, f"files/{name}")
             with_retries(lambda: upload_file(archive, bucket, self._object))
-            for number, (path, facts) in enumerate(kept.items()):
-                if self._copied.get(path) != facts:
-                    name = "/".join(filter(None, ("runs", self._run.name, place, str(path.relative_to(files)))))
-                    upload_file(Path(draft) / str(number), bucket, name)
-                    self._copied[path] = facts
+            for name, facts in kept.items():
+                if self._copied.get(name) != facts:
+                    upload_file(copies / name, bucket, self._place + name)
+                    self._copied[name] = facts
+
+    def _object_of(self, name: str, arrived: int = -1) -> GrowingObject:
+        made = GrowingObject(self._home / "files" / name, str(self._bucket), self._place + name, arrived)
+        return self._objects.setdefault(name, made)
+
+
+def _is_database(path: Path) -> bool:
+    """Return whether it is one of SQLite's."""
+    with path.open("rb") as file:
+        return file.read(16).startswith(b"SQLite format 3")
 
 
 def _copy(path: Path, target: Path) -> None:
     """Copy a file; a database of SQLite as of one moment, whoever writes to it."""
-    with path.open("rb") as file:
-        if not file.read(16).startswith(b"SQLite format 3"):
-            file.seek(0)
-            target.write_bytes(file.read())
-            return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not _is_database(path):
+        shutil.copyfile(path, target)
+        return
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
         source.backup(copy)
 

@@ -5,11 +5,14 @@ On a machine without a pod, a bucket is a folder, named by its absolute path.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
@@ -140,6 +143,17 @@ class GrowingObject:
     def __init__(self, path: Path, bucket: str, name: str, arrived: int = -1) -> None:
         self._path, self._bucket, self._name = path, bucket, name
         self._size, self._generation = arrived, ""
+        self._looked: tuple[float, int] = (0, 0)
+
+    def has_only_grown(self, size: int) -> bool:
+        """Return whether a file of now `size` bytes begins with what it held whenever this was asked."""
+        seen, crc = self._looked
+        has_grown = size >= seen and self._crc(0, int(seen), 0) == crc
+        self._looked = (size, self._crc(int(seen), size, crc)) if has_grown else (math.inf, 0)
+        return has_grown
+
+    def _crc(self, begin: int, end: int, crc: int) -> int:
+        return reduce(lambda crc, chunk: zlib.crc32(chunk, crc), read_chunks(self._path, end - begin, begin), crc)
 
     def send(self, size: int) -> None:
         """Send the first `size` bytes: whole at first, and if others have changed the object. Raises TransferError."""

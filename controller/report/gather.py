@@ -3,7 +3,6 @@
 Programs and workers wrote most of them, so unreadable content is skipped.
 """
 
-import io
 import re
 import sys
 from bisect import bisect
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from conf.formats import format_problem
 from conf.strict_json import loads
@@ -27,8 +26,9 @@ from controller.report.thinned import Thinned, sample_transcripts
 
 Metric = tuple[str, str]
 """Phase and name: `("eval", "eval_accuracy")`; phase `result` holds the values of the program's summary.json."""
-FileReader = Callable[[str, str], Iterable[IO[bytes]]]
-"""(run, name) -> all files of that name; empty if there is none."""
+Lines = Iterable[bytes]
+FileReader = Callable[[str, str], Iterable[Lines]]
+"""(run, name) -> the lines of all files of that name; empty if there is none."""
 RESULT_FILE = "result"
 METRICS_FILE, EVENTS = "metrics.jsonl", "events.jsonl"
 MAX_NAME_LENGTH = 80
@@ -84,7 +84,7 @@ class RecordedRun:
 
 
 def local_reader(state: Path) -> FileReader:
-    def read(run: str, name: str) -> Iterator[IO[bytes]]:
+    def read(run: str, name: str) -> Iterator[Lines]:
         folder = run_folder(state, run)
         names = (name, LOCAL_METRICS_FILE) if name == METRICS_FILE else (name,)
         if path := next((file for part in names if (file := folder / part).is_file()), None):
@@ -97,40 +97,31 @@ def local_reader(state: Path) -> FileReader:
 def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> FileReader:
     """Return a reader of the bucket's objects from all machines; where there are none, `otherwise` is used."""
 
-    def read(run: str, name: str) -> Iterable[IO[bytes]]:
+    def read(run: str, name: str) -> Iterable[Lines]:
         prefix = f"runs/{run}/{name.removesuffix('.jsonl')}/" if name == EVENTS else f"runs/{run}/{name}"
         try:
             items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
         except NotFoundError:
             items = []
-        found = [io.BufferedReader(_Object(google, bucket, item), DOWNLOADED_BYTES) for item in items]
+        found = [_object_lines(google, bucket, item) for item in items]
         return found or otherwise(run, name)
 
     return read
 
 
-class _Object(io.RawIOBase):
-    """Content of an object, piece by piece. One that grows meanwhile is read on; one that is deleted ends there."""
-
-    def __init__(self, google: GoogleClient, bucket: str, item: Mapping[str, Any]) -> None:
-        self._google, self._bucket, self._item, self._at = google, bucket, item, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        name, content = self._item["name"], b""
+def _object_lines(google: GoogleClient, bucket: str, item: dict[str, Any]) -> Iterator[bytes]:
+    rest, at = b"", 0
+    while at < (size := int(item["size"])):
+        end = min(at + DOWNLOADED_BYTES, size)
         try:
-            while not content and (end := min(self._at + len(buffer), int(self._item["size"]))) > self._at:
-                try:
-                    content = self._google.download_range(self._bucket, name, self._item["generation"], self._at, end)
-                except NotFoundError:
-                    self._item = self._google.call("storage", "objects.get", bucket=self._bucket, object=name)
-        except NotFoundError:
-            return 0
-        buffer[: len(content)] = content
-        self._at += len(content)
-        return len(content)
+            content = google.download_range(bucket, item["name"], item["generation"], at, end)
+        except NotFoundError:  # it has grown
+            item = google.call("storage", "objects.get", bucket=bucket, object=item["name"])
+            continue
+        *whole, rest = (rest + content).split(b"\n")
+        at += len(content)
+        yield from whole
+    yield rest
 
 
 def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
@@ -140,43 +131,35 @@ def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
 
 def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
     run = row["run"]
-    record = next(
-        _slipway_documents(_documents(file.read() for file in read(run, RECORD_FILE)), f"{run}: {RECORD_FILE}"), None
-    )
+    found = _documents(b"\n".join(lines) for lines in read(run, RECORD_FILE))
+    record = next(_slipway_documents(found, f"{run}: {RECORD_FILE}"), None)
     events = sorted(
         _parse_events(_slipway_documents(parse_lines(read(run, EVENTS)), f"{run}: {EVENTS}")),
         key=lambda event: event["time"],
     )
-    curves, lines = _read_metrics(parse_lines(read(run, METRICS_FILE)), [event["time"] for event in events])
-    _begin_with_warm_start(curves)
-    results = row.get("metrics")
-    for name, value in results.items() if isinstance(results, dict) else ():
-        if (number := finite_number(value)) is not None:
-            curves[RESULT_FILE, name[:MAX_NAME_LENGTH]] = {0.0: number}
-    known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
-    return RecordedRun(
-        row, record, known, lines, events, *sample_transcripts(lambda: parse_lines(read(run, "transcripts.jsonl")))
-    )
-
-
-def _read_metrics(
-    documents: Iterable[dict[str, Any]], times: Sequence[float]
-) -> tuple[dict[Metric, dict[float, float | None]], list[MetricsLine]]:
-    """Return the curves, and the lines by time: between two of the times, which events have, both ends are exact."""
+    times = [event["time"] for event in events]
     curves: dict[Metric, Thinned[float | None]] = defaultdict(Thinned)
-    lines: dict[int, Thinned[MetricsLine]] = defaultdict(Thinned)
-    for document in documents:
+    spans: dict[int, Thinned[MetricsLine]] = defaultdict(Thinned)  # between two events, so that both ends stay
+    for document in parse_lines(read(run, METRICS_FILE)):
         step, time = finite_number(document.get("step")), finite_number(document.get("time"))
         if step is None:
             continue
         if time is not None:
-            told, known = finite_number(document.get("step_time")), (near := lines[bisect(times, time)]).get(time)
+            told, known = finite_number(document.get("step_time")), (near := spans[bisect(times, time)]).get(time)
             near.add(time, MetricsLine(time, step, known.step_time if known and told is None else told))
         phase = str(document.get("phase", ""))[:MAX_NAME_LENGTH]
         for name, value in document.items():
             if name not in RESERVED_KEYS and (value is None or isinstance(value, int | float)):
                 curves[phase, name[:MAX_NAME_LENGTH]].add(step, finite_number(value))
-    return {**curves}, [line for place in sorted(lines) for line in dict(sorted(lines[place].items())).values()]
+    _begin_with_warm_start(curves)
+    results = row.get("metrics")
+    for name, value in results.items() if isinstance(results, dict) else ():
+        if (number := finite_number(value)) is not None:
+            curves[RESULT_FILE, name[:MAX_NAME_LENGTH]] = Thinned({0.0: number})
+    known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
+    lines = sorted((line for near in spans.values() for line in near.values()), key=lambda line: line.time)
+    transcripts = sample_transcripts(lambda: parse_lines(read(run, "transcripts.jsonl")))
+    return RecordedRun(row, record, known, lines, events, *transcripts)
 
 
 def _begin_with_warm_start(curves: Mapping[Metric, dict[float, float | None]]) -> None:
@@ -209,7 +192,7 @@ def _slipway_documents(documents: Iterable[dict[str, Any]], where: str) -> Itera
         print(f"warning: left out: {later}", file=sys.stderr)
 
 
-def parse_lines(files: Iterable[IO[bytes]]) -> Iterator[dict[str, Any]]:
+def parse_lines(files: Iterable[Lines]) -> Iterator[dict[str, Any]]:
     """Yield the objects in files of lines, such as metrics.jsonl; a line that is none is left out."""
     for file in files:
         yield from _documents(file)
@@ -227,7 +210,7 @@ PART = re.compile(r"[A-Za-z0-9][\w.=+-]{0,199}", re.ASCII)
 """Valid part of a path: workers name a run's objects and must not reach any other file here."""
 PARALLEL_RUNS = 8
 DOWNLOADED_BYTES = 4 << 20
-"""Most bytes of an object that are in memory at a time."""
+"""Most bytes of an object in memory."""
 OVERLAP_BYTES = 1 << 10
 """Bytes of the end of a known file that are downloaded again, to see that it has only grown."""
 

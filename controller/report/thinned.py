@@ -1,7 +1,7 @@
 """What a report keeps of files that grow: a bounded number of values, and a few transcripts, however long a run is."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -45,23 +45,20 @@ def sample_transcripts(read: Callable[[], Iterable[dict[str, Any]]]) -> tuple[li
     def when(row: dict[str, Any]) -> tuple[Any, Any]:
         return row.get("step"), row.get("phase")
 
-    def question(row: dict[str, Any]) -> tuple[Any, Any]:
-        return row.get("phase"), row.get("prompt")
+    def question(row: dict[str, Any]) -> str:
+        return repr((row.get("phase"), row.get("prompt")))
 
-    ends, count = list[dict[str, Any]](), 0
+    ends, count, firsts = list[dict[str, Any]](), 0, dict[str, dict[str, Any]]()
     for count, row in enumerate(read(), 1):  # noqa: B007 (the count is what is wanted)
         if ends and when(row) != when(ends[0]):
             ends = []
         if len(ends) < MAX_TRANSCRIPTS:
             ends.append(row)
-    firsts, missing = list[dict[str, Any]](), [question(end) for end in ends]
-    rows: Iterator[dict[str, Any]] = iter(read() if missing else ())
-    while missing and (row := next(rows, None)) is not None:
-        if (asked := question(row)) in missing:
-            firsts.append(row)
-            missing = [each for each in missing if each != asked]
-    found: list[dict[str, Any]] = []
-    for end in ends:
-        first = next((row for row in firsts if question(row) == question(end)), end)
-        found += [first, end] if first != end else [end]
-    return found, count
+    asked = {question(end) for end in ends}
+    for row in read() if asked else ():
+        if (found := question(row)) in asked:
+            firsts.setdefault(found, row)
+        if len(firsts) == len(asked):
+            break
+    pairs = ((firsts.get(question(end), end), end) for end in ends)
+    return [row for first, end in pairs for row in ([first, end] if first != end else [end])], count

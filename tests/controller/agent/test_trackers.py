@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from controller.agent import trackers
+from controller.agent.fs import AgentError
 from controller.agent.trackers import SAVE_SECONDS, Follower
 from controller.agent.transfers import TransferError
 from tests.controller.agent.conftest import ProgramRun
@@ -113,8 +114,10 @@ class Life:
         self.last_step: int | None = None
         self.fails = set[int]()
         self.attempt = 0
+        self.bucket = str(folder / "bucket")
 
-    def made(self, *_: Any) -> Any:
+    def made(self, run: str, config: dict[str, Any], folder: str) -> Any:
+        self.files = Path(folder)
         return SimpleNamespace(log=self.log, finish=lambda _: None, last_step=self.last_step)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -131,7 +134,7 @@ class Life:
         folder = self.run / f"attempt-{self.attempt}"
         folder.mkdir(parents=True)
         use = order("my_followed:Recorder") | {"earlier": earlier}
-        return Follower(folder, str(self.root / "bucket"), **use, clock=lambda: self.now)
+        return Follower(folder, self.bucket, **use, clock=lambda: self.now)
 
     def write(self, *lines: dict[str, Any], mode: str = "a") -> None:
         with (self.run / "metrics.jsonl").open(mode) as file:
@@ -276,3 +279,72 @@ def test_stores_are_rare_unless_the_machine_may_go_away(life: Life, monkeypatch:
         assert len(uploads) == count, now
     assert SAVE_SECONDS == 10.0
     assert set(uploads) == {"runs/run-1/trackers/my_followed.Recorder.tar"}
+
+
+@pytest.mark.parametrize("times", [1, 10, 100])
+def test_of_files_that_grow_as_many_bytes_are_sent_as_are_written(
+    life: Life, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A store each 10 s. Whole files would send 5 times as many at 10 x, and 50 times at 100 x, each twice."""
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", bucket.url)
+    life.bucket = "b"
+    follower = life.begin()
+    for step in range(times):
+        life.now += 1000
+        life.write({"step": step, "loss": step})
+        follower.look()
+        with (life.files / "rows").open("a") as file:
+            file.write(f"{step}{'x' * 20_000}\n")
+    life.now += 1000
+    life.write({"step": times, "loss": times})
+    follower.look()
+    assert bucket.objects["runs/run-1/trackers/my_followed.Recorder/rows"] == (life.files / "rows").read_bytes()
+    written = (life.files / "rows").stat().st_size
+    state = 13_000  # each time: an archive of one small file, and what the requests say
+    assert bucket.sent <= 1.2 * written + state * (times + 1)
+
+
+def test_a_tracker_continues_from_the_files_that_belong_to_its_state(life: Life) -> None:
+    """What was sent after the last state is cut off, and a file that was rewritten is part of the state."""
+
+    def write(name: str, content: bytes) -> None:
+        (life.files / name).write_bytes(content)
+        life.now += 1000
+        life.write({"step": int(life.now), "loss": 1.0})
+
+    follower = life.begin()
+    follower.look()
+    (life.files / "sub").mkdir()
+    write("sub/grown", b"one\n")
+    write("same", b"same\n")
+    write("changed", b"abc\n")
+    follower.look()
+    write("changed", b"xyz\nmore\n")
+    write("sub/grown", b"one\ntwo\n")
+    follower.look()
+    place = life.root / "bucket/runs/run-1/trackers/my_followed.Recorder"
+    for restored in range(3):
+        for name, content in {"sub/grown": b"one\ntwo\n", "same": b"same\n", "changed": b"xyz\nmore\n"}.items():
+            assert (place / name).read_bytes() == (life.files / name).read_bytes() == content, restored
+        with (place / "sub/grown").open("ab") as file:
+            file.write(b"of no state\n")  # killed before that was stored
+        shutil.rmtree(life.run)
+        follower = life.begin()
+        life.write({"step": int(life.now), "loss": 1.0})
+        life.now += 1000
+        life.write({"step": int(life.now), "loss": 1.0})
+        follower.look()
+
+
+def test_files_elsewhere_are_refused_and_those_that_are_gone_are_told(life: Life, capsys: Any) -> None:
+    follower = life.begin()
+    follower.look()
+    (life.files / "rows").write_bytes(b"one\n")
+    life.write(*steps(1, 2))
+    follower.look()
+    (life.root / "bucket/runs/run-1/trackers/my_followed.Recorder/rows").unlink()
+    shutil.rmtree(life.run)
+    life.begin().look()
+    assert "trackers/my_followed.Recorder/rows is not what was stored" in capsys.readouterr().err
+    with pytest.raises(AgentError, match=r"names a file elsewhere: '\.\./x'"):
+        follower._restore_file(life.files / "../x", "../x", 1)
