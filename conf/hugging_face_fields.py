@@ -188,6 +188,7 @@ SMOLLM3 = (
         "tie_word_embeddings": _read(True),
         **_ignored("the tokenizer's", pad_token_id=128004, bos_token_id=128000, eos_token_id=128001),
         **_ignored("max_position_embeddings says it, and the model does not read it", max_window_layers=28),
+        **_ignored("split products of the program that trained it", pretraining_tp=1),
     }
 )
 
@@ -238,6 +239,8 @@ PHI3 = (
         "rms_norm_eps": _read(1e-5),
         "sliding_window": _read(None, int | None),  # of all layers
         "attention_bias": _fixed(False, "transformers ignores it in this family"),
+        **{name: _fixed(False, "the decoder has none, as transformers") for name in ("lm_head_bias", "mlp_bias")},
+        **{name: _fixed(1, "the decoder has none, as transformers") for name in ("full_attn_mod", "interpolate_factor")},
         "auto_map": _fixed(
             None,
             "the repository's own code would define the model",

@@ -191,6 +191,8 @@ def test_what_llama_cannot_be_is_named(fields, words):
         ),
         ("phi3", {"partial_rotary_factor": 0.29}, "partial_rotary_factor x head_dim must be an even number, not "),
         ("phi3", {"auto_map": {"AutoModelForCausalLM": "other.Phi3"}}, "the repository's own code would define"),
+        ("phi3", {"lm_head_bias": True}, "lm_head_bias: True is not supported: the decoder has none"),
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod: 2 is not supported: the decoder has none"),
         ("mistral", {"layer_types": ["full_attention"] * 32}, "layer_types: unknown to mistral"),
         ("gemma", {"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
     ],
