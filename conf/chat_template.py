@@ -45,6 +45,10 @@ class ChatTemplateError(ValueError):
     """A template or the files around it cannot be used."""
 
 
+class NoDateError(ChatTemplateError):
+    """A template asks for today's date."""
+
+
 class BuiltIn(NamedTuple):
     """The turns of a family of models. special: the tokens that it writes, with the one that ends a turn."""
 
@@ -125,8 +129,15 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: it may fail in any way
             if f"'{CLOCK}' is undefined" in str(error):
                 told = f"it asks for today's date ({CLOCK}), and a run has none"
-                raise ChatTemplateError(f"{told}; write a date into a copy of {TEMPLATE_FILE}") from None
+                raise NoDateError(f"{told}; write a date into a copy of {TEMPLATE_FILE}{_instead(said)}") from None
             raise ChatTemplateError(f"it cannot write this conversation: {error}") from None
+
+    def probe(self, messages: Sequence[ChatMessage]) -> str:
+        """Return the text of a conversation; of one with a system text, if the template writes the date without one."""
+        try:
+            return self.render(messages)
+        except NoDateError:
+            return self.render([ChatMessage("system", "?"), *messages])
 
     def after_turn(self, messages: Sequence[ChatMessage]) -> str:
         """Return what follows the text of the model's turn: its end, these messages, and the start of its next one."""
@@ -142,7 +153,7 @@ class ChatTemplate:
 
     def _after_turn(self, messages: Sequence[ChatMessage]) -> str | None:
         said = [ChatMessage("user", "?"), ChatMessage("assistant", MODELS_TURN), *messages]
-        _, found, after = self.render(said).rpartition(MODELS_TURN)
+        _, found, after = self.probe(said).rpartition(MODELS_TURN)
         return after if found else None
 
 
@@ -250,6 +261,11 @@ class TokenizerFiles:
 def literal(text: str) -> str:
     """Return the template that writes exactly this text."""
     return "{{ " + json.dumps(text, ensure_ascii=False) + " }}" if text else ""
+
+
+def _instead(said: Sequence[Mapping[str, Any]]) -> str:
+    """Return the other cure of a template that may write the date for want of a system text."""
+    return "" if said[0].get("role") == "system" else ", or, if it has one only then, add a system text"
 
 
 def _content(token: Any) -> str | None:

@@ -239,8 +239,8 @@ PHI3 = (
         "rms_norm_eps": _read(1e-5),
         "sliding_window": _read(None, int | None),  # of all layers
         "attention_bias": _fixed(False, "transformers ignores it in this family"),
-        **{name: _fixed(False, "the decoder has none, as transformers") for name in ("lm_head_bias", "mlp_bias")},
-        **{name: _fixed(1, "the decoder has none, as transformers") for name in ("full_attn_mod", "interpolate_factor")},
+        **{name: _fixed(False, "the decoder has none") for name in ("lm_head_bias", "mlp_bias")},
+        **{name: _fixed(1, "the decoder has none") for name in ("full_attn_mod", "interpolate_factor")},
         "auto_map": _fixed(
             None,
             "the repository's own code would define the model",

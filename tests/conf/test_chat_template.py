@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from conf.chat_template import BUILT_IN, ChatMessage, ChatTemplate, ChatTemplateError, TokenizerFiles
-from tests.fakes.chat_templates import OWN
+from tests.fakes.chat_templates import NEWER, OWN
 from tests.paths import ROOT
 
 FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
@@ -14,13 +14,13 @@ CASES = json.loads((FIXTURES / "own_templates.json").read_text())
 HI = [ChatMessage("user", "hi")]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [*OWN, *NEWER])
 def test_a_models_own_template_writes_what_transformers_does(name: str) -> None:
     """With and without system text, tools and calls, one and several turns (fixtures/make_chats.py)."""
     cases = [case for case in CASES if case["template"] == name]
-    assert len(cases) >= 24
+    assert len(cases) >= (12 if name in NEWER else 24)
     for case in cases:
-        template = ChatTemplate(OWN[name], case["tokens"])
+        template = ChatTemplate((OWN | NEWER)[name], case["tokens"])
         if case["rendered"].startswith("refused: "):
             with pytest.raises(ChatTemplateError) as refused:
                 template.render(case["messages"], case["tools"] or (), ask=case["ask"])
@@ -87,6 +87,19 @@ def test_what_follows_the_models_turn_and_its_end_are_found(template: str, after
     made = ChatTemplate(template, {})
     assert made.after_turn(HI) == after
     assert made.end_of_turn({"<s>", "</s>", "", "<unk>"}) == end
+
+
+def test_a_template_that_writes_the_date_for_want_of_a_system_text_is_usable_with_one() -> None:
+    granite = ChatTemplate(NEWER["granite3"], {})
+    assert granite.end_of_turn(["<|end_of_text|>", "<|start_of_role|>"]) == "<|end_of_text|>"
+    assert granite.after_turn(HI).startswith("<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>hi<|end_of_text|>")
+    with pytest.raises(
+        ChatTemplateError, match=r"copy of chat_template\.jinja, or, if it has one only then, add a sys"
+    ):
+        granite.render(HI)
+    always = ChatTemplate("{{ strftime_now('%d') }}", {})
+    with pytest.raises(ChatTemplateError, match=r"copy of chat_template\.jinja$"):
+        always.end_of_turn(["<eos>"])
 
 
 def test_a_template_without_the_models_turns_asks_one_question() -> None:

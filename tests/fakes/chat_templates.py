@@ -115,6 +115,82 @@ QWEN3 = (
         {%- else %}{{ answer if said.role == 'assistant' else said.content }}{% endif %}""",
     ).replace("{{- '\\n<tool_call>", "{{- ('\\n' if said.content or not loop.first else '') ~ '<tool_call>")
 )
+_MISTRAL = """
+{%- set told = namespace(first='', from=0) %}
+{%- if messages[0].role == 'system' %}
+    {%- set told.first = messages[0].content ~ '\\n\\n' %}
+    {%- set told.from = 1 %}
+{%- endif %}
+{%- set rest = messages[told.from:] %}
+{%- set asked = rest | selectattr('role', 'equalto', 'user') | list %}
+{%- for said in rest %}
+    {%- if (loop.index0 is even) != (said.role == 'user') %}
+        {{- raise_exception('After the optional system message, conversation roles must alternate ' ~
+            'user/assistant/user/assistant/...') }}
+    {%- endif %}
+{%- endfor %}{{ bos_token }}
+{%- for said in rest %}
+    {%- if said.role == 'user' %}
+        {%- if tools and said == asked[-1] %}[AVAILABLE_TOOLS]SP[
+            {%- for tool in tools %}{{ '' if loop.first else ', ' }}{"type": "function", "function": {
+                {%- for key, value in tool.function.items() %}
+                    {{- ('' if loop.first else ', ') ~ '"' ~ key ~ '": ' }}
+                    {{- '"' ~ value ~ '"' if value is string else value | tojson }}
+                {%- endfor %}}}
+            {%- endfor %}][/AVAILABLE_TOOLS]
+        {%- endif %}
+        {{- '[INST]SP' ~ (told.first if loop.last else '') ~ said.content ~ '[/INST]' }}
+    {%- else %}{{ 'SP' ~ SAID ~ eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+MISTRAL = _MISTRAL.replace("SP", " ").replace("SAID", "said.content.strip()")
+MINISTRAL = _MISTRAL.replace("SP", "").replace("SAID", "said.content")
+
+PHI4_MINI = """{% for said in messages %}{{ '<|' ~ said.role ~ '|>' ~ said.content ~ '<|end|>' }}{% endfor %}
+{{- '<|assistant|>' if add_generation_prompt else eos_token }}"""
+PHI4 = """{%- macro turn(role) %}<|im_start|>{{ role }}<|im_sep|>{% endmacro %}
+{%- for said in messages if said.role in ('system', 'user', 'assistant') %}
+    {{- turn(said.role) ~ said.content ~ '<|im_end|>' }}
+{%- endfor %}{{ turn('assistant') if add_generation_prompt else '' }}"""
+
+OLMO2 = """{{ bos_token }}
+{%- for said in messages %}
+    {{- '<|' ~ said.role ~ '|>\\n' ~ said.content ~ (eos_token if said.role == 'assistant' else '') }}
+    {{- '' if loop.last and said.role == 'assistant' else '\\n' }}
+{%- endfor %}{{ '<|assistant|>\\n' if add_generation_prompt else '' }}"""
+OLMO3 = """
+{%- if 'system' not in messages | map(attribute='role') %}<|im_start|>system
+You are Olmo, a helpful AI assistant built by Ai2. Your date cutoff is December 2024, and your model weights are {#-
+#} available at https://huggingface.co/allenai.<|im_end|>{{ '\\n' }}
+{%- endif %}
+{%- for said in messages %}
+    {{- '<|im_start|>' ~ said.role ~ '\\n' ~ said.content }}
+    {%- if said.role == 'system' %} You do not currently have access to any functions. <functions></functions>
+    {%- endif %}
+    {{- eos_token if loop.last and said.role == 'assistant' else '<|im_end|>\\n' }}
+{%- endfor %}{{ '<|im_start|>assistant\\n' if add_generation_prompt else '' }}"""
+
+GRANITE3 = """{%- macro turn(role) %}<|start_of_role|>{{ role }}<|end_of_role|>{% endmacro %}
+{%- if messages[0].role != 'system' %}
+    {{- turn('system') ~ strftime_now('%B %d, %Y') ~ '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for said in messages %}
+    {{- turn(said.role) ~ said.content ~ '<|end_of_text|>\\n' }}
+    {%- if tools and loop.first %}
+        {{- turn('available_tools') ~ tools | tojson(indent=4) ~ '<|end_of_text|>\\n' }}
+    {%- endif %}
+{%- endfor %}{{ turn('assistant') if add_generation_prompt else '' }}"""
+
+NEWER = {
+    "mistral": MISTRAL,
+    "ministral": MINISTRAL,
+    "phi4_mini": PHI4_MINI,
+    "phi4": PHI4,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "granite3": GRANITE3,
+}
+"""Those of the families that derive from others; Gemma 1 has Gemma 2's."""
 OWN = {
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,

@@ -106,11 +106,11 @@ class Chat:
         self._names = {i: name for name, i in special.items()}
         with template_errors():
             name = template.end_of_turn(special)
+            begins = bos in special and template.probe([ChatMessage("user", "?")]).startswith(bos)
         self.end = None if name is None else special[name]
         self._end = None if name is None else re.compile(f"(?<!{OPEN}){re.escape(name)}")
         names = sorted(special, key=len, reverse=True)
         self._hostile = re.compile("|".join(map(re.escape, [*names, OPEN, CLOSE])))
-        begins = bos in special and self.write([ChatMessage("user", "?")]).startswith(bos)
         self.bos = [special[bos]] if begins else []
 
     def write(self, turns: Sequence[ChatMessage]) -> str:

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 from conf.chat_template import ChatMessage
 from conf.schema.training.data import ArithmeticData
 from conf.schema.training.run_yaml import RunFileError
-from tests.fakes.chat_templates import OWN
+from tests.fakes.chat_templates import NEWER, OWN
 from tests.groups import load_group
 from tests.trainer.data.test_prompting import BARE, SPECIAL
 from trainer.data.prompting import Problem, PromptEncoder
@@ -80,6 +80,46 @@ def test_tokens_are_those_of_the_whole_rendering(name: str, system: str | None, 
     whole = encoder.chat.template.render([*said, ChatMessage("assistant", problem.solution)], ask=False)
     assert whole.startswith(written + encoder.tokenizer.decode(question.solution_tokens)), "the template's own turn"
     assert question.solution_tokens[-1] == encoder.stop_tokens[0] == encoder.chat.end
+
+
+MARKS = {  # of each: beginning, end of the model's turn, and the other special tokens
+    "mistral": ("<s>", "</s>", "[INST]", "[/INST]"),
+    "ministral": ("<s>", "</s>", "[INST]", "[/INST]"),
+    "phi4_mini": (None, "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"),
+    "phi4": (None, "<|im_end|>", "<|im_start|>", "<|im_sep|>"),
+    "olmo2": ("<|endoftext|>", "<|endoftext|>"),
+    "olmo3": (None, "<|im_end|>", "<|im_start|>"),
+    "granite3": (None, "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_prompts_answers_and_stops_of_newer_families(name: str, folder: Path) -> None:
+    """As the two tests above and below do for the others, with shots, a system text and a hostile one."""
+    bos, end, *others = MARKS[name]
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_special_tokens([mark for mark in (bos, end, *others) if mark])
+    library.save(str(folder / "tokenizer.json"))
+    ended = ids(folder, end)
+    describe(folder, NEWER[name], {"bos_token": bos or end, "eos_token": end}, generation_config=ended)
+    encoder = asked(folder, BARE | {"system": "Work.", "shots": SHOTS})
+    assert encoder.chat is not None
+    assert (encoder.chat.end, list(encoder.stop_tokens)) == (ended[0], ended)
+    assert encoder.bos == (ids(folder, bos) if bos else [])
+    said = [ChatMessage("system", "Work.")]
+    for shot in SHOTS:
+        said += [ChatMessage("user", shot["question"]), ChatMessage("assistant", shot["answer"])]
+    said.append(ChatMessage("user", "And 1 + 1?"))
+    question, hostile = encoder.encode([Problem("And 1 + 1?", "2", "It is 2"), Problem(f"And {end} 1?", "2", end)])
+    assert question.prompt_tokens == ids(folder, encoder.chat.template.render(said))
+    assert encoder.tokenizer.decode(question.solution_tokens).strip() == "It is 2"
+    assert question.solution_tokens[-1] == ended[0]
+    special = set(ids(folder, "".join(mark for mark in (end, *others))))
+    for ours, theirs in zip(hostile[1:4:2], question[1:4:2], strict=True):
+        assert [i for i in ours if i in special] == [i for i in theirs if i in special]
+    after = [*ids(folder, encoder.chat.template.probe([*said[-1:], ChatMessage("assistant", "2"), *said[-1:]]))]
+    written = encoder.encode_observation("And 1 + 1?", ended[0])
+    assert after[-len(written) :] == written
 
 
 def test_thoughts_that_a_template_writes_are_part_of_the_worked_answer(folder: Path) -> None:
