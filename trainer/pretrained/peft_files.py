@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from conf.schema.training.model import AnyModel, Model
+from conf.schema.training.model import AnyModel, Lora, Model
+from trainer.models.decoder_weights import INPUT_AXES
 from trainer.models.weights import Params, weight_table
 from trainer.pretrained import hf_families, hf_files
 from trainer.pretrained.run_weights import StoreError
@@ -34,10 +35,15 @@ KNOWN = (
 
 
 class _Adapter(NamedTuple):
-    """One adapted module of a layer in PEFT's file. name: of our matrix; layer: None outside of the layers."""
+    """One adapted module of a layer in PEFT's file. layer: None outside of the layers.
+
+    A fused module has the outputs of several of our matrices, in order. Their adapters are written as one, whose A has
+    the rows of all and whose B has blocks; one of PEFT's own, whose A serves all of them, is read as several.
+    """
 
     module: str
-    name: str
+    outputs: dict[str, int]  # by matrix
+    adapted: tuple[str, ...]
     layer: int | None
 
 
@@ -48,7 +54,7 @@ def write_adapter(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
     tensors: dict[str, np.ndarray] = {}
     found = list(_adapters(cfg))
     for adapter in found:
-        for part, array in zip("AB", _to_peft(params, adapter, cfg.lora.r), strict=True):
+        for part, array in zip("AB", _to_peft(params, adapter, cfg.lora), strict=True):
             tensors[f"{PREFIX}{adapter.module}.lora_{part}.weight"] = np.ascontiguousarray(array, np.float32)
     config = PLAIN | {
         "task_type": "CAUSAL_LM",
@@ -59,6 +65,7 @@ def write_adapter(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
         "target_modules": sorted({adapter.module.rpartition(".")[2] for adapter in found}),
         "lora_dropout": 0.0,
         "inference_mode": True,
+        **_patterns(cfg.lora, found),
     }
     folder.mkdir(parents=True, exist_ok=True)
     hf_files.write_safetensors(folder / WEIGHTS_FILE, tensors)
@@ -70,8 +77,10 @@ def read_adapter(folder: epath.Path, cfg: Model) -> Params:
 
     Raises StoreError: files are missing or damaged, or the adapter is not the one that `model.lora` describes.
     """
-    _check_config(folder, cfg)
-    wanted = {f"{PREFIX}{a.module}.lora_{part}.weight": (a, part) for a in _adapters(cfg) for part in "AB"}
+    assert cfg.lora is not None, "the caller has adapters"
+    adapters = list(_adapters(cfg))
+    _check_config(folder, cfg.lora, _patterns(cfg.lora, adapters))
+    wanted = {f"{PREFIX}{a.module}.lora_{part}.weight": (a, part) for a in adapters for part in "AB"}
     table, params = weight_table(cfg), dict[str, Any]()
     try:
         for key, array in hf_files.iter_file(folder / WEIGHTS_FILE):
@@ -80,7 +89,7 @@ def read_adapter(folder: epath.Path, cfg: Model) -> Params:
             if key not in wanted:
                 raise StoreError(f"{folder}: the tensor {key} is of no matrix of model.lora.target_modules")
             adapter, part = wanted.pop(key)
-            _copy_into(params, table, adapter, part, array)
+            _copy_into(params, table, adapter, part, array.astype(np.float32), cfg.lora.r)
     except hf_files.PretrainedError as error:
         raise StoreError(f"model.lora.adapter: {error}") from None
     if wanted:
@@ -88,27 +97,33 @@ def read_adapter(folder: epath.Path, cfg: Model) -> Params:
     return params
 
 
-def _check_config(folder: epath.Path, cfg: Model) -> None:
-    assert cfg.lora is not None, "the caller has adapters"
+def _check_config(folder: epath.Path, lora: Lora, patterns: dict[str, Any]) -> None:
     try:
         found = json.loads((folder / CONFIG_FILE).read_text())
         scale = found["lora_alpha"] / (found["r"] ** 0.5 if found.get("use_rslora") else found["r"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise StoreError(f"model.lora.adapter: {folder} has no valid {CONFIG_FILE} of PEFT") from None
-    for key, value in (PLAIN | {"r": cfg.lora.r}).items():
+    for key, value in (PLAIN | {"r": lora.r}).items():
         if found.get(key) != value:
             raise StoreError(f"model.lora: {key} is {found.get(key)!r} in {folder}, not {value!r}")
-    if scale != cfg.lora.scale:
-        raise StoreError(
-            f"model.lora.lora_alpha: adapters of {folder} are multiplied by {scale:g}, not {cfg.lora.scale:g}"
-        )
+    if scale != lora.scale:
+        raise StoreError(f"model.lora.lora_alpha: adapters of {folder} are multiplied by {scale:g}, not {lora.scale:g}")
     if (start := found.get("init_lora_weights")) not in BASE_KEPT:
         raise StoreError(
             f"model.lora.adapter: {folder} has init_lora_weights {start!r}, which may have changed the base model; "
             "convert it to a plain LoRA with PEFT's path_initial_model_for_weight_conversion"
         )
-    if key := next((key for key, value in found.items() if value and key not in (*PLAIN, *KNOWN)), None):
+    told = {key: found[key] for key in ("rank_pattern", "alpha_pattern") if found.get(key)}
+    known = (*PLAIN, *KNOWN, *(patterns if told == patterns else ()))
+    if key := next((key for key, value in found.items() if value and key not in known), None):
         raise StoreError(f"model.lora.adapter: {folder} uses {key}, which Slipway's adapters do not have")
+
+
+def _patterns(lora: Lora, adapters: list[_Adapter]) -> dict[str, dict[str, float]]:
+    """Return the keys of adapter_config.json for modules of another rank than r, all with the same scale."""
+    times = {a.module.rpartition(".")[2]: len(a.adapted) for a in adapters if len(a.adapted) > 1}
+    alphas = {name: lora.lora_alpha * (n**0.5 if lora.use_rslora else n) for name, n in times.items()}
+    return {"rank_pattern": {name: lora.r * n for name, n in times.items()}, "alpha_pattern": alphas} if times else {}
 
 
 def _adapters(cfg: Model) -> Iterator[_Adapter]:
@@ -116,40 +131,59 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
     table = weight_table(cfg)
     named = {name.removesuffix("_lora_a") for name in (*table, *table["layers"]) if name.endswith("_lora_a")}
     for tensor in hf_families.tensor_mappings(cfg):
-        if named.isdisjoint(tensor.param_names):
+        adapted = tuple(name for name in tensor.param_names if name in named)
+        if not adapted:
             continue
-        if cfg.norm == "layer" or len(tensor.param_names) != 1:
-            family = cfg.family or "GPT-2"
-            raise StoreError(f"model.lora: {family} has one matrix for several of ours in PEFT; use `--format hf`")
-        module, (name,) = tensor.hf_name.removesuffix(".weight"), tensor.param_names
+        if cfg.norm == "layer":
+            raise StoreError("model.lora: GPT-2's adapters are not written for PEFT; use `--format hf`")
+        module = tensor.hf_name.removesuffix(".weight")
         if not tensor.is_per_layer:
-            yield _Adapter(module, name, None)
+            yield _Adapter(module, {name: table[name].shape[0] for name in adapted}, adapted, None)
             continue
+        shapes = {name: table["layers"][name].shape[1 + INPUT_AXES[name] :] for name in tensor.param_names}
+        outputs = {name: math.prod(shape) for name, shape in shapes.items()}
         for layer in range(cfg.num_layers):
-            yield _Adapter(f"model.{module.format(i=layer)}", name, layer)
+            yield _Adapter(f"model.{module.format(i=layer)}", outputs, adapted, layer)
 
 
-def _to_peft(params: Params, adapter: _Adapter, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return A [r, inputs] and B [outputs, r]."""
+def _to_peft(params: Params, adapter: _Adapter, lora: Lora) -> tuple[np.ndarray, np.ndarray]:
+    """Return A [r, inputs] and B [outputs, r], with r of each adapted matrix."""
     tree = params if adapter.layer is None else params["layers"]
-    a, b = (np.asarray(tree[f"{adapter.name}_lora_{part}"]) for part in "ab")
-    if adapter.layer is not None:
-        a, b = a[adapter.layer], b[adapter.layer]
-    return a.reshape(-1, rank).T, b.reshape(rank, -1).T
+    rank, at = lora.r, slice(None) if adapter.layer is None else adapter.layer
+    joined = np.concatenate([np.asarray(tree[f"{name}_lora_a"])[at].reshape(-1, rank).T for name in adapter.adapted])
+    blocks = np.zeros((sum(adapter.outputs.values()), rank * len(adapter.adapted)), np.float32)
+    for name, rows, columns in _places(adapter, rank):
+        blocks[rows, columns] = np.asarray(tree[f"{name}_lora_b"])[at].reshape(rank, -1).T
+    return joined, blocks
 
 
-def _copy_into(params: Params, table: Params, adapter: _Adapter, part: str, array: np.ndarray) -> None:
-    name = f"{adapter.name}_lora_{part.lower()}"
-    tree, weights = params, table
-    if adapter.layer is not None:
-        tree, weights = params.setdefault("layers", {}), table["layers"]
-    shape = weights[name].shape if adapter.layer is None else weights[name].shape[1:]
-    rank = shape[-1] if part == "A" else shape[0]
-    others = math.prod(shape) // rank
-    if array.shape != ((rank, others) if part == "A" else (others, rank)):
-        raise StoreError(f"{adapter.module}.lora_{part}: the shape {array.shape} does not match the model")
-    value = array.astype(np.float32).T.reshape(shape)
-    if adapter.layer is None:
-        tree[name] = value
-    else:
-        tree.setdefault(name, np.zeros(weights[name].shape, np.float32))[adapter.layer] = value
+def _places(adapter: _Adapter, rank: int) -> Iterator[tuple[str, slice, slice]]:
+    """Yield each adapted matrix with its rows and columns of B."""
+    ends = dict(zip(adapter.outputs, np.cumsum(list(adapter.outputs.values())).tolist(), strict=True))
+    for i, name in enumerate(adapter.adapted):
+        yield name, slice(ends[name] - adapter.outputs[name], ends[name]), slice(rank * i, rank * (i + 1))
+
+
+def _copy_into(params: Params, table: Params, adapter: _Adapter, part: str, array: np.ndarray, rank: int) -> None:
+    """Copy A [r, inputs] or B [outputs, r] of a module. Raises StoreError if it is of another shape, or no such."""
+    at, weights = (slice(None), table) if adapter.layer is None else (adapter.layer, table["layers"])
+    shapes = {name: weights[f"{name}_lora_{part.lower()}"].shape for name in adapter.adapted}
+    first = next(iter(shapes.values()))[0 if adapter.layer is None else 1 :]
+    ranks = (rank, rank * len(adapter.adapted))
+    wide = [(r, math.prod(first) // rank) if part == "A" else (sum(adapter.outputs.values()), r) for r in ranks]
+    where = f"{adapter.module}.lora_{part}"
+    if array.shape not in wide:
+        raise StoreError(f"{where}: the shape {array.shape} does not match the model")
+    shared, left = array.shape == wide[0], array.copy()
+    tree = params if adapter.layer is None else params.setdefault("layers", {})
+    for name, rows, columns in _places(adapter, rank):
+        columns = slice(None) if shared else columns
+        chosen = (columns,) if part == "A" else (rows, columns)
+        shape = shapes[name] if adapter.layer is None else shapes[name][1:]
+        into = tree.setdefault(f"{name}_lora_{part.lower()}", np.zeros(shapes[name], np.float32))
+        into[at] = array[chosen].T.reshape(shape)
+        left[chosen] = 0
+    if left.any():
+        raise StoreError(
+            f"{where}: it also adapts what model.lora.target_modules leaves out, or mixes {adapter.adapted}"
+        )

@@ -20,11 +20,11 @@ from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.lives import train
-from tests.trainer.models.reference_models import FIXTURES, expected_of
+from tests.trainer.models.reference_models import DERIVED, FIXTURES, described, expected_of, params_of
 from trainer.losses import grpo
 from trainer.models import decoder, weights
 from trainer.policy.export import export_weights
-from trainer.pretrained import peft_files, run_weights, store
+from trainer.pretrained import hf_families, hf_files, peft_files, run_weights, store
 from trainer.step import train_step
 
 TARGETS = {"gemma2": ("layers.query", "layers.value", "layers.down"), "llama3": ("layers.*", "unembedding")}
@@ -129,6 +129,101 @@ def test_frozen_weights_have_no_moments_no_average_and_their_own_dtype(tiny: Mod
     assert sizes == sorted([state.params["layers"][name].shape for name in names] * 2)
     assert state.params["embedding"].dtype == jnp.bfloat16
     assert {state.params["layers"][name].dtype for name in names} == {jnp.dtype("float32")}
+
+
+def randomly_adapted(family: str, **lora: Any) -> tuple[Model, weights.Params]:
+    """A family's model and weights with random adapters of rank 2."""
+    how = {"r": 2, "lora_alpha": 3.0, "target_modules": ("layers.*",), "base_dtype": "float32"} | lora
+    cfg = described(family, scan_layers=False, remat="none", lora=Lora(**how))
+    table, random = weights.weight_table(cfg)["layers"], np.random.default_rng(0)
+    new = {name: random.normal(0, 0.3, w.shape).astype(np.float32) for name, w in table.items() if "_lora_" in name}
+    base = jax.tree.map(np.asarray, params_of(family))
+    return cfg, base | {"layers": base["layers"] | new}
+
+
+def exported(folder: Path, params: weights.Params, cfg: Model) -> dict[str, np.ndarray]:
+    """Return the tensors of Hugging Face's file of merged weights."""
+    hf_files.write_params(epath.Path(folder), params, bare(cfg), hf_families.hf_config(bare(cfg)))
+    return load_file(folder / hf_files.SINGLE_FILE)
+
+
+@pytest.mark.parametrize("family", DERIVED)
+@pytest.mark.parametrize("rslora", [False, True])
+def test_adapters_of_a_newer_family_are_peft_s_product_beside_its_own_matrices(
+    family: str, rslora: bool, tmp_path: Path
+) -> None:
+    """Phi's are fused: PEFT computes x W + scale (x A) B of qkv_proj and gate_up_proj, of ranks of their own."""
+    cfg, params = randomly_adapted(family, use_rslora=rslora)
+    before = exported(tmp_path / "base", jax.tree.map(np.asarray, params_of(family)), cfg)
+    after = exported(tmp_path / "merged", store.merged(params, cfg), cfg)
+    peft_files.write_adapter(epath.Path(tmp_path), params, cfg)
+    adapter = load_file(tmp_path / peft_files.WEIGHTS_FILE)
+    config = json.loads((tmp_path / peft_files.CONFIG_FILE).read_text())
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    prefix = peft_files.PREFIX
+    assert {name.removesuffix(".weight") for name in changed} == {
+        name.removeprefix(prefix).removesuffix(".lora_A.weight") for name in adapter if ".lora_A" in name
+    }
+    for name in changed:
+        module, short = name.removesuffix(".weight"), name.split(".")[-2]
+        a, b = (adapter[f"{prefix}{module}.lora_{part}.weight"] for part in "AB")
+        rank = config.get("rank_pattern", {}).get(short, config["r"])
+        alpha = config.get("alpha_pattern", {}).get(short, config["lora_alpha"])
+        assert a.shape[0] == rank == b.shape[1]
+        scale = alpha / (rank**0.5 if rslora else rank)
+        np.testing.assert_allclose(after[name], before[name] + scale * (b @ a), rtol=0, atol=1e-5, err_msg=name)
+    again = peft_files.read_adapter(epath.Path(tmp_path), cfg)
+    jax.tree.map(np.testing.assert_array_equal, again["layers"], {k: params["layers"][k] for k in again["layers"]})
+    assert len(again["layers"]) == 2 * 7
+
+
+@pytest.mark.parametrize("family", ["phi3", *wide(*(name for name in DERIVED if name != "phi3"))])
+def test_adapters_of_a_newer_family_learn_and_merge(family: str) -> None:
+    """Each has a gradient, frozen weights are not asked for one, and the merged model computes the same."""
+    cfg, params = randomly_adapted(family)
+    trained = {name: value for name, value in params["layers"].items() if "_lora_" in name}
+    tokens = expected_of(family)["tokens"]
+    at = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+
+    def loss(adapters: weights.Params, params: weights.Params, cfg: Model) -> tuple[jax.Array, jax.Array]:
+        whole = params | {"layers": params["layers"] | adapters}
+        found = decoder.unembed(whole, cfg, decoder.forward(whole, cfg, tokens, at))
+        return -jax.nn.log_softmax(found[:, :-1]).mean(), found
+
+    computed = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=2)
+    (_, found), gradient = computed(trained, params, cfg)
+    assert all(np.abs(g).max(axis=tuple(range(1, g.ndim))).all() for g in jax.tree.leaves(gradient))
+    assert np.abs(found - expected_of(family)["logits"]).max() > 0.05
+    merged = jax.tree.map(np.asarray, store.merged(params, cfg))
+    np.testing.assert_allclose(logits(merged, bare(cfg), family), found, rtol=0, atol=2e-5)
+
+
+def test_a_fused_adapter_of_peft_s_own_is_read_as_one_of_each_part(tmp_path: Path) -> None:
+    """Its A, of rank r, serves all parts. What target_modules leaves out must not be adapted."""
+    cfg, params = randomly_adapted("phi3")
+    peft_files.write_adapter(epath.Path(tmp_path), params, cfg)
+    files, random = (tmp_path / peft_files.WEIGHTS_FILE, tmp_path / peft_files.CONFIG_FILE), np.random.default_rng(1)
+    config = json.loads(files[1].read_text())
+    files[1].write_text(json.dumps(config | {"rank_pattern": {}, "alpha_pattern": {}}))
+    shared = {}
+    for name, value in load_file(files[0]).items():
+        rows, columns = value.shape
+        shape = (2, columns) if ".lora_A" in name else (rows, 2)
+        shared[name] = random.normal(0, 0.3, shape).astype(np.float32)
+    hf_files.write_safetensors(epath.Path(files[0]), shared)
+    read = peft_files.read_adapter(epath.Path(tmp_path), cfg)
+    whole = params | {"layers": params["layers"] | read["layers"]}
+    before = exported(tmp_path / "base", jax.tree.map(np.asarray, params_of("phi3")), cfg)
+    after = exported(tmp_path / "merged", store.merged(whole, cfg), cfg)
+    for module in ("model.layers.1.self_attn.qkv_proj", "model.layers.0.mlp.gate_up_proj"):
+        a, b = (shared[f"{peft_files.PREFIX}{module}.lora_{part}.weight"] for part in "AB")
+        change = after[f"{module}.weight"] - before[f"{module}.weight"]
+        np.testing.assert_allclose(change, 1.5 * (b @ a), rtol=0, atol=1e-5)
+    fewer = cfg.lora.model_copy(update={"target_modules": ("layers.[!k]*",)}) if cfg.lora else None
+    with pytest.raises(
+        RunFileError, match=r"qkv_proj\.lora_B: it also adapts what model\.lora\.target_modules leaves out"
+    ):
+        peft_files.read_adapter(epath.Path(tmp_path), cfg.model_copy(update={"lora": fewer}))
 
 
 @pytest.mark.parametrize("sizes", [None, *wide((2, 2, 2))])
