@@ -16,10 +16,10 @@ from conf.schema.training.data import (
 )
 from conf.schema.training.loop import OFFLINE_LOSSES, CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
 from conf.schema.training.loop_parts import Trm
-from conf.schema.training.model import Model
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
-from conf.schema.training.settings import BEST_METRICS
+from conf.schema.training.refusals import refusals
 from controller.checks.input_files import FOLDERS, paths_here, sources
+from controller.config.run_yaml import backend
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.inputs.addresses import What, address_problem, how_to_ship
@@ -72,14 +72,10 @@ def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
             yield Issue(f"characters requires data=text, not data.kind={config.data.kind}; use bytes", "data.tokenizer")
 
 
-@check("attention_form", "error", "model.attention_form", "model.attention")
+@check("attention_form", "error", "model.attention_form")
 def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
     """Attention at several scales has no cache to generate with, and its scales do not separate documents in a row."""
-    if config.program.kind != "trainer":
-        return
-    if getattr(config.model, "attention", None) == "cudnn" and config.cloud.kind != "here":
-        yield Issue("cudnn is of GPUs, and a slice has none; leave auto", "model.attention")
-    if getattr(config.model, "attention_form", "causal") == "causal":
+    if config.program.kind != "trainer" or getattr(config.model, "attention_form", "causal") == "causal":
         return
     if isinstance(config.loop, GrpoLoop):
         yield Issue("maha cannot generate, which loop=grpo needs; use loop=lm or model.attention_form=causal")
@@ -89,39 +85,11 @@ def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
         yield Issue("maha needs one document per row; set data.packing=stream")
 
 
-@check("sampled_length", "error", "loop.max_new_tokens", "loop.seq_len", "loop.text_samples.max_new_tokens")
-def rows_fit_the_context(config: Config) -> Iterator[Issue]:
-    """A row fits into the model's context. With longrope, the keys of a sampled row beyond the original one change."""
-    model, loop = config.model, config.loop
-    if config.program.kind != "trainer" or not isinstance(model, Model):
-        return
-    most, cure = model.max_seq_len, "lower it, or raise that, if weights allow"
-    if isinstance(loop, LmLoop):
-        sampled = loop.text_samples.max_new_tokens + 1 if loop.text_samples.interval is not None else 0
-        for key, length in (("loop.seq_len", loop.seq_len), ("loop.text_samples.max_new_tokens", sampled)):
-            if length > most:
-                yield Issue(f"rows of {length} tokens exceed model.max_seq_len={most}; {cure}", key)
-    if not isinstance(loop, GrpoLoop):
-        return
-    longest, room = loop.max_prompt_length + loop.max_new_tokens, model.max_sampled_len
-    if longest > most:
-        said = f"with loop.max_prompt_length, rows of {longest} tokens exceed model.max_seq_len={most}; {cure}"
-        yield Issue(said, "loop.max_new_tokens")
-    elif longest > room < most:
-        yield Issue(
-            f"rows of {longest} tokens, and longrope of this model leaves {room}; lower it or the prompts",
-            "loop.max_new_tokens",
-        )
-
-
-@check("best_metric", "error", "checkpoint.best")
-def best_metric_is_evaluated(config: Config) -> Iterator[Issue]:
-    """The best checkpoint is chosen by what the loop evaluates."""
-    best, loop = config.checkpoint.best, config.loop
-    if config.program.kind != "trainer" or best is None or loop is None or loop.kind not in BEST_METRICS:
-        return
-    if best.metric not in (known := BEST_METRICS[loop.kind]):
-        yield Issue(f"metric: {best.metric} is not evaluated by loop.kind={loop.kind}; choices: {', '.join(known)}")
+@check("refused", "error", "KEY")
+def trainer_refuses_nothing(config: Config) -> Iterator[Issue]:
+    """What the trainer would refuse on a billed pod: lengths, metrics, kernels, patterns that match no weight."""
+    if config.program.kind == "trainer":
+        yield from (Issue(why, key) for key, why in refusals(config, config.run.seed, backend(config)))
 
 
 @check("batch_split", "error", "loop.KEY")

@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from conf.formats import FORMAT, format_problem
+from conf.schema.training.refusals import unknown_metric
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
@@ -58,9 +59,8 @@ class CheckpointManager:
         Raises:
             OutageError: the bucket does not answer for `max_outage_hours`.
         """
-        if settings.best and metrics and settings.best.metric not in metrics:
-            known = ", ".join(metrics)
-            raise RunFileError(f"checkpoint.best.metric: {settings.best.metric} is not evaluated; choices: {known}")
+        if settings.best and metrics and (why := unknown_metric(settings.best.metric, tuple(metrics))):
+            raise RunFileError(f"checkpoint.best.metric: {why}")
         root = epath.Path(folder)
         if not folder.startswith("gs://"):
             root = root.resolve()

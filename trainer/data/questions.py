@@ -1,20 +1,16 @@
 """The questions of an experiment, by `data.kind`, as tokens; arithmetic ones are made here."""
 
-import itertools
 import random
 from collections.abc import Callable
-from functools import cached_property
 
-from conf.schema.training.data import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
-from conf.schema.training.loop import REJECTED, GrpoLoop
+from conf.schema.training.data import NAMES, OBJECTS, ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.refusals import NO_PAIRS
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.gsm8k import PHASES, RowProblems, encode_rejected, fitting_solutions
 from trainer.data.prompting import Draw, Problem, ProblemSource, PromptEncoder, Question
 
-NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
-OBJECTS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
 VERBS = {"+": "gets", "-": "uses"}
-HELD_OUT_FRACTION = 0.2
 ROLLOUTS_FROM = 1_000_000_000
 """Rollouts have other problems than updates of the warm start with the same number."""
 
@@ -31,10 +27,9 @@ class ArithmeticProblems:
     """
 
     def __init__(self, data: ArithmeticData, seed: int) -> None:
-        self._first_operands = range(1, data.largest_first + 1)
-        self._second_operands = range(1, data.largest_second + 1)
-        self._seed = seed
-        self.asked: dict[str, list[tuple[str, int, int]]] = dict.fromkeys(PHASES, self._train_problems)
+        self._seed, self._held_out = seed, data.sums(seed, held_out=True)
+        self.held_out_pairs = data.held_out_pairs(seed)
+        self.asked = dict.fromkeys(PHASES, data.sums(seed, held_out=False))
 
     def train(self, draw: Draw, count: int) -> list[Problem]:
         if draw.phase == "warm_start":
@@ -53,29 +48,11 @@ class ArithmeticProblems:
 
     def test(self, count: int | None) -> list[Problem]:
         """Return distinct held-out problems. Raises RunFileError if there are too few."""
-        every = [_problem(*sum_, n, t) for sum_ in self._held_out_problems for n in NAMES for t in OBJECTS]
+        every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in OBJECTS]
         count = len(every) if count is None else count
         if count > len(every):
             raise RunFileError(f"loop.eval_prompts: only {len(every)} held-out prompts exist, not {count}")
         return random.Random(f"{self._seed} held out").sample(every, count)  # noqa: S311
-
-    @cached_property
-    def held_out_pairs(self) -> frozenset[tuple[int, int]]:
-        """Return unordered pairs, the smaller number first."""
-        pairs = sorted({(min(p), max(p)) for p in itertools.product(self._first_operands, self._second_operands)})
-        return frozenset(random.Random(f"{self._seed} pairs").sample(pairs, round(HELD_OUT_FRACTION * len(pairs))))  # noqa: S311
-
-    @cached_property
-    def _train_problems(self) -> list[tuple[str, int, int]]:
-        return [s for s in self._all_problems() if (min(s[1:]), max(s[1:])) not in self.held_out_pairs]
-
-    @cached_property
-    def _held_out_problems(self) -> list[tuple[str, int, int]]:
-        return [s for s in self._all_problems() if (min(s[1:]), max(s[1:])) in self.held_out_pairs]
-
-    def _all_problems(self) -> list[tuple[str, int, int]]:
-        every = itertools.product(VERBS, self._first_operands, self._second_operands)
-        return [(operator, x, y) for operator, x, y in every if operator == "+" or x >= y]
 
 
 def _problem(operator: str, first: int, second: int, name: str, thing: str) -> Problem:
@@ -105,7 +82,7 @@ class QuestionSet:
         else:
             assert isinstance(data, ArithmeticData)
             if loop.loss_type == "dpo":
-                raise RunFileError(f"loop.loss_type: dpo reads the column {REJECTED!r}, which data=arithmetic has not")
+                raise RunFileError(f"loop.loss_type: {NO_PAIRS}")
             self._problems: ProblemSource = ArithmeticProblems(data, seed)
             too_long, overlong = 0, self._limit_solutions(self._problems, loop)
         counts = {"questions_left_out": too_long, "solutions_left_out": overlong, "bad_lines": len(self.bad_lines)}

@@ -11,8 +11,8 @@ from functools import partial
 
 from jax.sharding import Mesh
 
+from conf.schema.training.refusals import EVALUATED
 from conf.schema.training.run_yaml import RunFile
-from conf.schema.training.settings import BEST_METRICS
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data.prompting import Draw, Question
 from trainer.distributed.preemption import PreemptionNotice
@@ -47,7 +47,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     with (
         PreemptionNotice() as notice,
         RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as reward_pool,
-        CheckpointManager(experiment.dir, experiment.checkpoint, BEST_METRICS["grpo"], log) as checkpoints,
+        CheckpointManager(experiment.dir, experiment.checkpoint, EVALUATED[GrpoLoop], log) as checkpoints,
         EnvironmentPool(loop.environment) if loop.environment.name else nullcontext() as environments,
     ):
         parts = GrpoParts(experiment, loop, mesh, log, notice, reward_pool, checkpoints, environments)

@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from conf.schema.training.loop import LmLoop, TextSamples
 from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
 from conf.schema.training.model import Model
+from conf.schema.training.refusals import BITS_PER_BYTE, EVALUATED, require
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from conf.schema.training.settings import BEST_METRICS
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import mesh as meshes
@@ -33,8 +33,6 @@ from trainer.step.nan_diagnosis import DivergedError
 from trainer.step.program import Program
 from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.metrics import MetricsLogger
-
-BITS_PER_BYTE = "eval_bits_per_byte"
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
 def _evaluated(experiment: RunFile, data: batches.Dataset) -> tuple[str, ...]:
     """Return the metrics by which a checkpoint can be the best. Raises RunFileError if its metric cannot be told."""
     if not isinstance(data.text_bytes, str):
-        return BEST_METRICS["lm"]
+        return EVALUATED[LmLoop]
     why, best = data.text_bytes, experiment.checkpoint.best
     if best is not None and best.metric == BITS_PER_BYTE:
         raise RunFileError(f"checkpoint.best.metric: {BITS_PER_BYTE} cannot be told, because {why}; use eval_loss")
@@ -99,8 +97,7 @@ def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     loop = experiment.loop
     assert isinstance(loop, LmLoop)
     data.check_vocab_size(experiment.decoder.vocab_size)
-    if loop.seq_len > experiment.decoder.max_seq_len:
-        raise RunFileError(f"loop.seq_len: {loop.seq_len} exceeds model.max_seq_len, {experiment.decoder.max_seq_len}")
+    require(experiment)
     return loop
 
 

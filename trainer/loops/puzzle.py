@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from conf.schema.training.data import PuzzleData
 from conf.schema.training.loop_parts import PuzzleLoop, Trm
+from conf.schema.training.refusals import EVALUATED, require
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from conf.schema.training.settings import BEST_METRICS
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime
@@ -45,7 +45,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     dataset = PuzzleDataset.open(experiment.data.path)
     _check(cfg, loop, dataset)
     stream = PuzzleStream(dataset, loop, experiment.seed)
-    opened = CheckpointManager(experiment.dir, experiment.checkpoint, BEST_METRICS["puzzle"], log)
+    opened = CheckpointManager(experiment.dir, experiment.checkpoint, EVALUATED[PuzzleLoop], log)
     with PreemptionNotice() as notice, opened as checkpoints:
         with log.phases.measure("compile"):
             compilation = startup_report.Compilation(programs(experiment, mesh))
@@ -218,6 +218,7 @@ def _sections(experiment: RunFile, mesh: Mesh) -> tuple[Trm, PuzzleLoop]:
     assert isinstance(loop, PuzzleLoop)
     if not isinstance(cfg, Trm) or not isinstance(experiment.data, PuzzleData):
         raise RunFileError("model.kind: loop.kind=puzzle needs model.kind=trm and data.kind=puzzles")
+    require(experiment)
     check_accumulation(loop, mesh)
     return cfg, loop
 

@@ -17,6 +17,7 @@ from jax.nn.initializers import Initializer, normal, ones, zeros
 
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.weight_names import INPUT_AXES, adapted_matrices, unmatched_modules
 from trainer.extension import model_family
 from trainer.models import maha, residual
 from trainer.models.weights import Params, Weight, uniform
@@ -124,10 +125,6 @@ def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
         yield from _norm_weights(cfg, "post_mlp_norm")
 
 
-INPUT_AXES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
-"""Matrices of a layer that may have an adapter, and how many of their axes are inputs; the others are outputs."""
-
-
 def with_adapters(table: Params, cfg: Model) -> Params:
     """Return a weight table whose weights are frozen and whose adapters are trained.
 
@@ -137,15 +134,9 @@ def with_adapters(table: Params, cfg: Model) -> Params:
     if lora is None:
         return table
     frozen = jax.tree.map(lambda w: replace(w, trained=False, dtype=lora.base_dtype), table)
-    choices = {f"layers.{name}": name for name in INPUT_AXES if name in table["layers"]}
-    if not cfg.tie_word_embeddings:
-        choices["unembedding"] = "unembedding"
-    for i, pattern in enumerate(lora.target_modules):
-        if not any(fnmatchcase(path, pattern) for path in choices):
-            raise RunFileError(
-                f"model.lora.target_modules.{i}: {pattern!r} matches no matrix; choices: {', '.join(choices)}"
-            )
-    for path, name in choices.items():
+    for key, why in unmatched_modules(cfg):
+        raise RunFileError(f"{key}: {why}")
+    for path, name in adapted_matrices(cfg).items():
         if any(fnmatchcase(path, pattern) for pattern in lora.target_modules):
             place = frozen["layers"] if path != name else frozen
             place |= dict(_adapter(name, table["layers"][name] if path != name else table[name], lora))

@@ -25,6 +25,7 @@ from conf.schema.training.optimizer import (
     WarmupStableDecaySchedule,
 )
 from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.weight_names import unmatched_groups
 from trainer.distributed.checksums import leaf_path, named_leaves
 from trainer.models.weights import Weight, weight_table
 
@@ -125,12 +126,8 @@ class UpdateRule:
 def update_rules(opt: Optimizer, cfg: AnyModel) -> dict[str, UpdateRule]:
     """Return the rule of each weight by path. Raises RunFileError if a required group's pattern matches no weight."""
     shapes = matrix_views(cfg)
-    for i, group in enumerate(opt.param_groups):
-        if group.required and not any(fnmatchcase(path, group.match) for path in shapes):
-            raise RunFileError(
-                f"optimizer.param_groups.{i}.match: {group.match!r} matches no weight of the model; its weights: "
-                f"{', '.join(sorted(shapes))} (required: false allows it)"
-            )
+    for key, why in unmatched_groups(opt.param_groups, shapes):
+        raise RunFileError(f"{key}: {why}")
     return {path: _update_rule(opt, cfg, path, view) for path, view in shapes.items()}
 
 

@@ -3,7 +3,8 @@
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.refusals import require
+from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data.prompting import Draw
 from trainer.data.questions import load_questions
@@ -32,11 +33,7 @@ def validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     """Return the loop. Raises RunFileError if its lengths, rows or rewards cannot be used."""
     loop = experiment.loop
     assert isinstance(loop, GrpoLoop)
-    if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.decoder.max_seq_len:
-        raise RunFileError(
-            f"loop.max_prompt_length and loop.max_new_tokens: their sum, {longest}, exceeds model.max_seq_len, "
-            f"{experiment.decoder.max_seq_len}"
-        )
+    require(experiment)
     check_accumulation(loop, mesh)
     for name in (*loop.rewards, loop.accuracy_reward):
         resolve(name)

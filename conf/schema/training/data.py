@@ -3,6 +3,8 @@
 Fields have no defaults: values live only in YAML.
 """
 
+import itertools
+import random
 import re
 from string import Formatter
 from typing import Annotated, Any, Literal, Self
@@ -119,6 +121,11 @@ class QuestionData(Strict):
         return self
 
 
+NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
+OBJECTS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
+HELD_OUT_FRACTION = 0.2
+
+
 class ArithmeticData(QuestionData):
     """Synthetic word problems with sums and differences."""
 
@@ -129,6 +136,24 @@ class ArithmeticData(QuestionData):
     def question(self, first: int, second: int) -> str:
         """Return a question with these numbers, or the largest that there are: all have names of the same length."""
         return f"Kim has figs: {min(first, self.largest_first)}, gets {min(second, self.largest_second)}. "
+
+    def held_out_pairs(self, seed: int) -> frozenset[tuple[int, int]]:
+        """Return the unordered pairs, the smaller number first, that training never combines: every fifth one."""
+        ranges = range(1, self.largest_first + 1), range(1, self.largest_second + 1)
+        pairs = sorted({(min(p), max(p)) for p in itertools.product(*ranges)})
+        chance = random.Random(f"{seed} pairs")  # noqa: S311 - nothing here is secret
+        return frozenset(chance.sample(pairs, round(HELD_OUT_FRACTION * len(pairs))))
+
+    def sums(self, seed: int, *, held_out: bool) -> list[tuple[str, int, int]]:
+        """Return the sums and differences of pairs that are held out, or of the others."""
+        pairs, ranges = self.held_out_pairs(seed), (range(1, self.largest_first + 1), range(1, self.largest_second + 1))
+        every = ((x, y) for x, y in itertools.product(*ranges) if ((min(x, y), max(x, y)) in pairs) == held_out)
+        found = list(every)
+        return [*(("+", x, y) for x, y in found), *(("-", x, y) for x, y in found if x >= y)]
+
+    def num_held_out(self, seed: int) -> int:
+        """Return how many held-out questions there are."""
+        return len(self.sums(seed, held_out=True)) * len(NAMES) * len(OBJECTS)
 
 
 class RowData(QuestionData):

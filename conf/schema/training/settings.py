@@ -30,14 +30,6 @@ class Mesh(Strict):
         return self
 
 
-BEST_METRICS = {
-    "grpo": ("eval_accuracy",),
-    "lm": ("eval_loss", "eval_bits_per_byte"),
-    "puzzle": ("eval_exact_accuracy", "eval_cell_accuracy", "eval_q_accuracy", "eval_lm_loss"),
-}
-"""Values by which a checkpoint can be the best, by the kind of the loop."""
-
-
 class BestCheckpoint(Strict):
     """Criterion of the best checkpoint: the smallest or largest value of an evaluation metric."""
 

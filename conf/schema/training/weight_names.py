@@ -1,0 +1,112 @@
+"""The names of a model's weights, as the trainer's weight tables have them: what patterns of a config can match.
+
+`trainer.models.weights.weight_table` has the weights themselves; a test compares the names.
+"""
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+
+from conf.schema.training.loop_parts import Trm
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import ParamGroup
+
+INPUT_AXES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
+"""Matrices of a layer that may have an adapter, and how many of their axes are inputs; the others are outputs."""
+OF_PEFT = {
+    **{"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "out_proj": "output"},
+    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "all-linear": "*"},
+}
+"""What PEFT calls the matrices of a layer."""
+
+
+def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
+    """Yield the key of each pattern of `model.lora` that no matrix matches, and the choices."""
+    choices = adapted_matrices(cfg)
+    for i, pattern in enumerate(cfg.lora.target_modules if cfg.lora else ()):
+        if not any(fnmatchcase(path, pattern) for path in choices):
+            last = pattern.rpartition(".")[2]
+            near = f"layers.{OF_PEFT.get(last, last)}"
+            meant = f"; did you mean {near}?" if any(fnmatchcase(path, near) for path in choices) else ""
+            message = f"{pattern!r} matches no matrix; choices: {', '.join(choices)}{meant}"
+            yield f"model.lora.target_modules.{i}", message
+
+
+def adapted_matrices(cfg: Model) -> dict[str, str]:
+    """Return the matrices that may have an adapter, by their path."""
+    names = [name for name in INPUT_AXES if name != "gate" or cfg.mlp in ("geglu", "swiglu")]
+    outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
+    return {f"layers.{name}": name for name in names} | outside
+
+
+def unmatched_groups(groups: Iterable[ParamGroup], names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the key of each required group of the optimizer that matches none of these weights, and the choices."""
+    known = sorted(names)
+    for i, group in enumerate(groups):
+        if group.required and not any(fnmatchcase(path, group.match) for path in known):
+            message = f"{group.match!r} matches no weight of the model; its weights: {', '.join(known)}"
+            yield f"optimizer.param_groups.{i}.match", f"{message} (required: false allows it)"
+
+
+def weight_names(cfg: Model | Trm) -> list[str]:
+    """Return the dotted names of all weights of Slipway's own models."""
+    if isinstance(cfg, Trm):
+        return [*_of_trm(cfg)]
+    layer = [*_of_attention(cfg), *_of_maha(cfg), *_of_mlp(cfg), *_of_residual(cfg)]
+    found = ["embedding", *(f"layers.{name}" for name in layer), *_of_norm(cfg, "final_norm")]
+    found += ["position_embedding"] * (cfg.position_embedding == "learned")
+    found += _of_norm(cfg, "embedding_norm") if cfg.norm_embedding else []
+    found += ["unembedding"] * (not cfg.tie_word_embeddings)
+    patterns = cfg.lora.target_modules if cfg.lora else ()
+    adapted = [path for path in adapted_matrices(cfg) if any(fnmatchcase(path, pattern) for pattern in patterns)]
+    return [*found, *(f"{path}_lora_{part}" for path in adapted for part in "ab")]
+
+
+def _of_norm(cfg: Model, name: str) -> list[str]:
+    return [name] * (cfg.norm != "rms_plain") + [f"{name}_bias"] * (cfg.norm == "layer")
+
+
+def _of_attention(cfg: Model) -> Iterator[str]:
+    if cfg.pre_norms:
+        yield from _of_norm(cfg, "attention_norm")
+    for name in ("query", "key", "value", "output"):
+        yield name
+        if cfg.biases in ("attention", "all") or (cfg.biases == "qkv" and name != "output"):
+            yield f"{name}_bias"
+    if cfg.qk_norm != "none":
+        yield from (*_of_norm(cfg, "query_norm"), *_of_norm(cfg, "key_norm"))
+    if cfg.post_norms:
+        yield from _of_norm(cfg, "post_attention_norm")
+
+
+def _of_maha(cfg: Model) -> Iterator[str]:
+    if cfg.attention_form == "maha":
+        scales = range(1, cfg.maha.scales)
+        yield from (f"{name}_{scale}" for scale in scales for name in ("query", "key", "downsample"))
+        yield from ("scale_logits",) if cfg.maha.aggregation == "convex" else ()
+
+
+def _of_mlp(cfg: Model) -> Iterator[str]:
+    matrices = ("gate", "up", "down") if cfg.mlp in ("geglu", "swiglu") else ("up", "down")
+    yield from _of_norm(cfg, "mlp_norm") if cfg.pre_norms else ()
+    yield from matrices
+    yield from (f"{name}_bias" for name in matrices if cfg.biases in ("mlp", "all"))
+    yield from _of_norm(cfg, "post_mlp_norm") if cfg.post_norms else ()
+
+
+def _of_residual(cfg: Model) -> Iterator[str]:
+    yield from ("residual_scale", "embedding_scale") if cfg.residual_scalars else ()
+    if cfg.residual != "plain":
+        parts = ("mixing_logits", "layer_scale") if cfg.residual == "nash_hc" else _STREAMS
+        yield from (f"{name}_{part}" for name in ("attention", "mlp") for part in parts)
+
+
+_STREAMS = ("streams", "streams_bias", "streams_scale")
+
+
+def _of_trm(cfg: Trm) -> Iterator[str]:
+    yield from ("embedding", "initial_h", "initial_l", "unembedding", "halt", "halt_bias")
+    gated = ("gate", "up", "down")
+    mixer = ("query", "key", "value", "output") if cfg.mixer == "attention" else [f"mixer_{name}" for name in gated]
+    yield from (f"layers.{name}" for name in (*mixer, *gated))
+    yield from ("puzzle_embedding",) if cfg.puzzle_width else ()
+    yield from ("position_embedding",) if cfg.position_embedding == "learned" else ()
