@@ -39,7 +39,7 @@ class TransferError(AgentError):
 
 
 def with_retries(
-    act: Callable[[], None],
+    act: Callable[[], object],
     sleep: Callable[[float], None] = time.sleep,
     uptime: Callable[[], float] = uptime_seconds,
 ) -> None:
@@ -50,7 +50,8 @@ def with_retries(
     pauses = iter(RETRY_SECONDS)
     while True:
         try:
-            return act()
+            act()
+            return
         except TransferError as error:
             waits_for_role = error.denied and uptime() < FRESH_VM_SECONDS
             pause = None if error.permanent and not waits_for_role else next(pauses, None)

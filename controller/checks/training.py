@@ -68,7 +68,7 @@ def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
         if isinstance(config.data, QuestionData) != asks:
             choices = "questions: arithmetic, gsm8k or questions" if asks else "text: text, jsonl, parquet or documents"
             yield Issue(f"loop.kind={kind} cannot read data.kind={config.data.kind}; it needs {choices}", "data.kind")
-        elif config.data.tokenizer == "characters" and not isinstance(config.data, TextData):
+        elif getattr(config.data, "tokenizer", None) == "characters" and not isinstance(config.data, TextData):
             yield Issue(f"characters requires data=text, not data.kind={config.data.kind}; use bytes", "data.tokenizer")
 
 

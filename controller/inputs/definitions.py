@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import re
 import symtable
+import tokenize
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def undefined_name(found: Definition) -> str:
     """
     if found.own is None or any(name.startswith("*") for name in found.among):
         return ""
-    source = found.own.read_bytes()
+    with tokenize.open(found.own) as file:
+        source = file.read()
     table = symtable.symtable(source, str(found.own), "exec")
     scopes = [table]
     for scope in scopes:

@@ -116,7 +116,8 @@ class QuestionSet:
         encoded = self.prompt_encoder.encode([_problem(*each, NAMES[0], OBJECTS[0]) for each in every])
         lengths = [len(question.solution_tokens) for question in encoded]
         fitting = fitting_solutions(loop, lengths, lambda i: f"of {every[i][1]} {every[i][0]} {every[i][2]}")
-        made.asked |= {phase: [every[i] for i in fitting] for phase in loop.solution_phases}
+        for phase in loop.solution_phases:
+            made.asked[phase] = [every[i] for i in fitting]
         return len(every) - len(fitting)
 
     def _encode(self, problems: list[Problem], draw: str) -> list[Question]:

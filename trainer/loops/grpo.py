@@ -11,6 +11,7 @@ from functools import partial
 
 from jax.sharding import Mesh
 
+from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.refusals import EVALUATED
 from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
