@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from jax.sharding import Mesh
 
 from conf.schema.topology import find_topology
 from conf.schema.training.run_yaml import RunFile
+from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.fit import memory, report, slices
 from trainer.fit.memory import CompilerError
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs
+from trainer.models import weights
 from trainer.step.program import Program
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -72,6 +75,26 @@ def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them
         return memory.count_flops("logprob", RunFile.model_validate(raw), make_mesh(1, 1, 1))
 
     assert counted("splash", None) == counted("plain", 17) > 2 * counted("plain", None)
+
+
+SIZES = ("mistral_7b", "ministral_8b", "smollm3_3b", "olmo2_7b", "olmo3_7b", "phi4", "granite3_2b", "granite3_8b")
+
+
+@pytest.mark.parametrize("name", ["phi4_mini", *wide(*SIZES, "gemma1_2b")])
+def test_operations_of_an_update_of_a_newer_family_are_those_of_its_matrices(lm_run, name):
+    """Six per weight and token, of logits eight, since those are computed again, and of attention twelve per pair."""
+    rows, length = 8, 256
+    loop = lm_run["loop"] | {"total_batch_tokens": rows * length, "seq_len": length, "micro_batch_size": None}
+    raw = lm_run | {"model": load_group(f"model/{name}") | {"remat": "none"}, "loop": loop}
+    experiment, mesh = RunFile.model_validate(raw), make_mesh(2, 4, 1)
+    model = experiment.decoder
+    layers = weights.weight_table(model)["layers"]
+    matrices = sum(math.prod(w.shape) for name, w in layers.items() if w.axes[1:] != ("embed",) and "norm" not in name)
+    expected = (6 * matrices + 8 * model.vocab_size * model.dim) * rows * length
+    expected += 12 * model.num_layers * model.num_heads * model.head_dim * rows * length**2
+    assert memory.count_flops("update", experiment, mesh) == pytest.approx(expected, rel=1e-5)
+    grpo = RunFile.model_validate(raw | {"data": load_group("data/arithmetic"), "loop": load_group("loop/grpo")})
+    assert {program.name for program in programs(grpo, mesh)} >= {"update", "prefill", "decode", "resident"}
 
 
 @needs_compiler

@@ -1,5 +1,6 @@
 """The decoder against transformers through its checkpoints, nanochat against torch; its weight table."""
 
+import re
 from functools import partial
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from conf.config_json import FAMILIES as FAMILIES_OF_CONFIGS
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
@@ -150,6 +152,16 @@ PADDING = {"gemma2_2b": 128, "gemma2_9b": 128}
 def test_every_model_is_compared():
     ours = {file.stem for file in (CONF / "model").glob("*.yaml")}
     assert ours == PUBLISHED.keys() | {"nanochat_d16", "nash_mhc_3b", "tiny", "trm", "pretrained", "hf"}
+    table = (ROOT / "docs" / "models.md").read_text().partition("Any but")[0]
+    assert sorted(re.findall(r"`(\w+)`(?=[^|]*\|[^|]*\|\n)", table)) == sorted(ours), "the page's first column"
+
+
+def test_every_family_is_computed_here_and_has_a_size():
+    """Ministral's published size says that it is a Mistral. Sampler, exports and adapters have lists of the same."""
+    families = set(FAMILIES_OF_CONFIGS.values())
+    assert families <= set(EVERY)
+    kinds = {row["config"]["model_type"] for row in PUBLISHED.values()}
+    assert {FAMILIES_OF_CONFIGS.get(kind, kind) for kind in kinds} == families - {"ministral"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
