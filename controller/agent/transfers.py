@@ -111,9 +111,9 @@ def object_exists(bucket: str, name: str) -> bool:
     return found
 
 
-def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> None:
-    """Upload a file, or its first `size` bytes (possibly none); the file may grow meanwhile."""
-    size = file_size(path) if size is None else size
+def upload_file(path: Path, bucket: str, name: str) -> None:
+    """Upload a file, which may grow meanwhile."""
+    size = file_size(path)
     upload_stream(read_chunks(path, size), size, bucket, name)
 
 
@@ -176,8 +176,8 @@ class GrowingObject:
                     file.seek(self._size)
                     file.writelines(new)
             return self._generation
-        run = self._name.split("/")[:2]  # not beside the file, where others would take it for one
-        part = "/".join([*run, "parts", *self._name.split("/")[2:]])
+        words = self._name.split("/")
+        part = "/".join([*words[:2], "parts", *words[2:]])  # not beside the file, where others would take it for one
         upload_stream(new, count, self._bucket, part)
         objects = f"/storage/v1/b/{quote(self._bucket)}/o"
         sources = [{"name": self._name, "generation": self._generation}, {"name": part}]

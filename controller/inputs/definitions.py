@@ -9,8 +9,8 @@ import importlib.util
 import inspect
 import re
 import symtable
-import tokenize
 import sys
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -24,9 +24,8 @@ class Thinned(dict[float, T]):
 
     def _thin(self) -> None:
         first, last = min(self), max(self)
-        gap = math.ldexp(
-            1.0, math.frexp(last / FEWEST - first / FEWEST)[1]
-        )  # a power of two: longer gaps hold whole ones
+        # a power of two, so that later gaps hold whole ones
+        gap = math.ldexp(1.0, math.frexp(last / FEWEST - first / FEWEST)[1])
         kept: dict[float, tuple[float, T]] = {}
         for at, value in self.items():
             if value is not None or at // gap not in kept:
@@ -41,24 +40,21 @@ def sample_transcripts(read: Callable[[], Iterable[dict[str, Any]]]) -> tuple[li
 
     It reads twice, the second time until it has found the answers.
     """
-
-    def when(row: dict[str, Any]) -> tuple[Any, Any]:
-        return row.get("step"), row.get("phase")
-
-    def question(row: dict[str, Any]) -> str:
-        return repr((row.get("phase"), row.get("prompt")))
-
-    ends, count, firsts = list[dict[str, Any]](), 0, dict[str, dict[str, Any]]()
+    ends, when, count, firsts = list[dict[str, Any]](), None, 0, dict[str, dict[str, Any]]()
     for count, row in enumerate(read(), 1):  # noqa: B007 (the count is what is wanted)
-        if ends and when(row) != when(ends[0]):
-            ends = []
+        if (now := (row.get("step"), row.get("phase"))) != when:
+            ends, when = [], now
         if len(ends) < MAX_TRANSCRIPTS:
             ends.append(row)
-    asked = {question(end) for end in ends}
+    asked = {_question(end) for end in ends}
     for row in read() if asked else ():
-        if (found := question(row)) in asked:
+        if (found := _question(row)) in asked:
             firsts.setdefault(found, row)
         if len(firsts) == len(asked):
             break
-    pairs = ((firsts.get(question(end), end), end) for end in ends)
+    pairs = ((firsts.get(_question(end), end), end) for end in ends)
     return [row for first, end in pairs for row in ([first, end] if first != end else [end])], count
+
+
+def _question(row: dict[str, Any]) -> str:
+    return repr((row.get("phase"), row.get("prompt")))

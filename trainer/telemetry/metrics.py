@@ -78,20 +78,25 @@ class MetricsLogger:
         self._uploads.forget()
         self._metrics_file.close()
         self._transcripts_file.close()
-        kept: dict[str, list[bytes]] = {}
+        repeated: list[dict[str, Any]] = []
         for name in (METRICS_FILE, TRANSCRIPTS_FILE):
-            local, remote = self.local / name, self._remote / name
+            local, remote, draft = self.local / name, self._remote / name, self.local / f".{name}"
             source = local if local.stat().st_size or not remote.exists() else remote
-            kept[name] = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
-            local.write_bytes(b"".join(kept[name]))
-        lines = [json.loads(line) for line in kept[METRICS_FILE]]
-        self._recorded |= dict(_evaluation(line) for line in lines if "evaluation" in line)
+            with source.open("rb") as lines, draft.open("wb") as kept:
+                for line in lines:
+                    if (values := _line_before(line, step)) is None:
+                        continue
+                    kept.write(line)
+                    if name == METRICS_FILE and "evaluation" in values:
+                        self._recorded.update([_evaluation(values)])
+                    if name == METRICS_FILE and values["step"] == step:
+                        repeated.append(values)
+            draft.replace(local)
         self._metrics_file = (self.local / METRICS_FILE).open("a")
         self._transcripts_file = (self.local / TRANSCRIPTS_FILE).open("a")
         self._events.add_event(_session_start_event(step))
-        for line in lines:
-            if line["step"] == step:
-                self._events.add_event(_line_event(line))
+        for values in repeated:
+            self._events.add_event(_line_event(values))
 
     def recorded(self, step: int, evaluation: str) -> dict[str, float] | None:
         """Return the values of an evaluation of `loop.evaluations` that an interrupted attempt has logged, or None."""
@@ -177,14 +182,14 @@ def run_folder(run_file: Path, run_id: str) -> Path:
     return Path(given) if given else run_file.resolve().parent / run_id
 
 
-def _is_line_before(line: bytes, step: int) -> bool:
-    """Return whether the line precedes this step's checkpoint. Step 0 has none; truncated lines do not count."""
+def _line_before(line: bytes, step: int) -> dict[str, Any] | None:
+    """Return a line that precedes this step's checkpoint, or None. Step 0 has none; truncated lines do not count."""
     try:
         values = json.loads(line)
     except json.JSONDecodeError:
-        return False
+        return None
     repeated = values["phase"] in ("eval", "test") and "evaluation" not in values
-    return values["step"] < step or (0 < values["step"] == step and not repeated)
+    return values if values["step"] < step or (0 < values["step"] == step and not repeated) else None
 
 
 def _evaluation(line: dict[str, Any]) -> tuple[tuple[int, str], dict[str, float]]:

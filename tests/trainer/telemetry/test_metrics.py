@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -321,3 +322,20 @@ def test_a_resumed_run_says_the_same() -> None:
         after = [(cut + step, words[:20]) for step, words in said(second, *updates[cut:])]
         assert len(before) + len(after) == 1
         assert [step for step, _ in before + after] == [3]
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_resume_holds_no_more_of_a_long_run_than_of_a_short_one(folders, times) -> None:
+    """Bytes allocated at 1,000 lines and at 10 x as many, which took 25 MB when all were held."""
+    log = MetricsLogger(folders[0], str(folders[1]), writes=True)
+    line = {"phase": "train", "time": 1.0, **{f"metric_{number}": number / 7 for number in range(15)}}
+    text = "".join(json.dumps({"step": step} | line) + "\n" for step in range(1, 1000 * times + 1))
+    (folders[0] / "metrics.jsonl").write_text(text)
+    tracemalloc.start()
+    try:
+        log.resume(1000 * times - 1)
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
+    assert (folders[0] / "metrics.jsonl").read_text() == "".join(text.splitlines(keepends=True)[:-1])
+    log.close()
