@@ -6,7 +6,7 @@ https://cloud.google.com/storage/docs/request-preconditions
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Self, TypeVar
@@ -263,7 +263,7 @@ class Ledger:
         return True
 
 
-def record_cancellations(context: Context, bucket: str, runs: Iterable[str]) -> list[str]:
+def record_cancellations(context: Context, bucket: str, runs: Collection[str]) -> list[str]:
     """Mark the latest attempts of runs as cancelled, and the runs in the tables of this machine and of the bucket.
 
     A controller that drives one of them writes its row again when it ends, with what the run cost.
@@ -281,10 +281,10 @@ def record_cancellations(context: Context, bucket: str, runs: Iterable[str]) -> 
             index.mark_ended(context.google, bucket, run_id, "cancelled", now)
         except SlipwayError as error:  # its controller has been told all the same
             print(f"warning: the bucket's table of runs shows {run_id} as it was: {error}", file=sys.stderr)
-        with context.local_notes.best_effort(index.index_file(context.state_dir)):
-            known = {row["run"]: row.get("state") for row in index.load_rows(context.state_dir)}
-            if known.get(run_id) == "running":
-                index.append_rows(context.state_dir, [index.ended_row(run_id, "cancelled", now)])
+    with context.local_notes.best_effort(index.index_file(context.state_dir)):
+        known = {row["run"]: row.get("state") for row in index.load_rows(context.state_dir)}
+        ended = [run_id for run_id in runs if known.get(run_id) == "running"]
+        index.append_rows(context.state_dir, [index.ended_row(run_id, "cancelled", now) for run_id in ended])
     return problems
 
 

@@ -16,11 +16,12 @@ from conf.schema.config import Config
 from controller.cli import main
 from controller.context import SurplusSlice
 from controller.core.json_documents import DamagedRecordError
+from controller.core.local_notes import LocalNotes
 from controller.core.this_process import Clock, boot_time
 from controller.gcp.folder_store import FolderClient
 from controller.gcp.google_errors import GoogleError
 from controller.records import index
-from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
+from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result, record_cancellations
 from controller.records.spending import Account, PodLifetime, Spending, close_billing, read_limit, write_limit
 from controller.recovery.responses import Incident
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name, end_name, limit_name
@@ -353,3 +354,21 @@ def test_a_plan_is_saved_committed_and_planned_again(slipway: SlipwayCli) -> Non
     assert ids[0] == planned != ids[1], "the file itself is not shipped"
     assert main.run(["plan", "--plan", "nothing.yaml"]) == 2
     assert "--plan nothing.yaml: No such file" in slipway.capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_many_cancellations_read_the_table_of_runs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    runs, state = [f"r-{number}" for number in range(count)], tmp_path / "state"
+    index.append_rows(state, [{"run": run, "state": "running", "created": 1.0} for run in [*runs, "another"]])
+    read, real = list[Path](), index.load_rows
+    monkeypatch.setattr(index, "load_rows", lambda state: read.append(state) or real(state))
+    google, clock = FolderClient(Clock()), Clock()
+    context: Any = SimpleNamespace(google=google, clock=clock, state_dir=state, local_notes=LocalNotes(print))
+    for run in runs:
+        assert Ledger(google, str(tmp_path), run).record_launch(Launch(1, "pod", 10.0))
+    assert record_cancellations(context, str(tmp_path), runs) == []
+    assert read == [state]
+    states = {row["run"]: row["state"] for row in real(state)}
+    assert states == dict.fromkeys(runs, "cancelled") | {"another": "running"}
