@@ -29,7 +29,7 @@ class ArithmeticProblems:
     def __init__(self, data: ArithmeticData, seed: int) -> None:
         self._seed, self._held_out = seed, data.sums(seed, held_out=True)
         self.held_out_pairs = data.held_out_pairs(seed)
-        self.asked = dict.fromkeys(PHASES, data.sums(seed, held_out=False))
+        self.asked: dict[str, list[tuple[str, int, int]]] = dict.fromkeys(PHASES, data.sums(seed, held_out=False))
 
     def train(self, draw: Draw, count: int) -> list[Problem]:
         if draw.phase == "warm_start":
