@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import conf
 from conf.schema.base import successors
-from conf.schema.forms import escape_line, expected, near_choices, override, repaired, split
+from conf.schema.config import Config
+from conf.schema.forms import PLAIN, escape_line, expected, near_choices, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
 from conf.schema.unknown_keys import is_model, kinds_of, sibling_keys, unknown_key
 
@@ -174,8 +175,16 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if models and not isinstance(given, dict | list | NoneType):
         kinds, keys = kinds_of(types), sorted({name for model in models for name in model.model_fields})
         made = repaired(models[0], given) if len(models) == 1 else None
-        meant = f"set one of them, such as {key}.{keys[0]}=…"
-        meant = f"did you mean {key}.name={given}" if "name" in keys and isinstance(given, str) else meant
+        fields = models[0].model_fields.items()
+        needed = [name for name, each in fields if name != "kind" and NoneType not in get_args(each.annotation)]
+        first = next((name for name in ("name", *needed) if name in keys and str in types_at((*path, name))), "")
+        meant = f"set one of them, such as {key}.{first or keys[0]}=…"
+        if first and isinstance(given, str):
+            word = override([*path, first], given)
+            meant = f"did you mean {word.strip(chr(39)) if PLAIN.fullmatch(given) else word}"
+        same = [name for name in Config.model_fields if models[0] in types_at((name,)) and name != key]
+        if same and Path(conf.__file__).with_name(same[0]).joinpath(f"{given}.yaml").is_file():
+            meant = f"did you mean {same[0]}@{key}={given}"
         meant = f"did you mean {override(whole, _mended(raw, whole))}" if made is not None else meant
         meant = f"did you mean {key}.kind={given}" if given in kinds else meant
         listed = f"kinds: {', '.join(kinds)}" if kinds else f"keys: {', '.join(keys)}"

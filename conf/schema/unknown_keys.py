@@ -18,6 +18,8 @@ from conf.schema.text_keys import alternatives, types_at, types_below
 
 NEAR = 0.65
 """Least similarity of a key to what was typed."""
+UNLIKELY = ("sweep.", "code.")
+"""Sections whose keys are called as things are elsewhere: params, url, resources."""
 NEARER = 0.85
 """The same where another section has a key of just that name."""
 
@@ -47,7 +49,11 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
         file = given if (folder / f"{given}.yaml").is_file() else "NAME"
         way = f"{section}={file}, in a file `override /{section}: {file}` in `defaults`"
         return f"unknown key; a file of the group is chosen: {way}"
-    elsewhere = find_keys(name, raw, section)
+    found = find_keys(name, raw, section)
+    elsewhere = [each for each in found if each.startswith(f"{section}.") or not each.startswith(UNLIKELY)]
+    longer = [each for each in known if each.lower() == name.lower() or each.startswith(f"{name}_")]
+    if len(longer) == 1:
+        return f"unknown key; did you mean {inside}.{longer[0]}?"
     same = own or [each for each in elsewhere if each.startswith(f"{section}.")]
     cutoff = NEARER if elsewhere else NEAR
     near = [] if same else difflib.get_close_matches(name, known, n=1, cutoff=cutoff)

@@ -168,14 +168,13 @@ def secrets_are_there(config: Config) -> Iterator[Issue]:
 def secrets_are_not_shipped(plan: Plan, context: Context) -> Iterator[Issue]:
     """The code goes into the bucket and onto every worker."""
     del context
-    shipped = {path.resolve() for path in plan.snapshot.paths.values()}
-    for name, source in plan.config.env.secrets.items():
-        path = Path((source or "").removeprefix("file:")).expanduser()
-        if (source or "").startswith("file:") and path.resolve() in shipped:
-            yield Issue(
-                f"{path} is shipped with the code; move it out of the repository, or add it to code.exclude",
-                f"env.secrets.{name}",
-            )
+    sources = {name: source.removeprefix("file:") for name, source in plan.config.env.secrets.items() if source}
+    places = {name: Path(path).expanduser() for name, path in sources.items() if path != plan.config.env.secrets[name]}
+    shipped = {path.resolve() for path in plan.snapshot.paths.values()} if places else set[Path]()
+    for name, path in places.items():
+        if path.resolve() in shipped:
+            said = f"{path} is shipped with the code; move it out of the repository, or add it to code.exclude"
+            yield Issue(said, f"env.secrets.{name}")
 
 
 @check("webhook", "error", "notify.webhook")

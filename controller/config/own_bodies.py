@@ -48,7 +48,7 @@ def wrong_body(file: OwnFile, groups: Groups, base: Groups) -> Iterator[str]:
 def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str:
     """Return what is wrong with a key of the whole config that a file sets: a group, or no section at all."""
     from conf.schema.config import Config
-    from conf.schema.unknown_keys import find_keys
+    from controller.config.refusals import keys_called
 
     is_known, is_null = name in Config.model_fields, value.tag == NULL
     if is_null and isinstance(value, yaml.ScalarNode) and is_known:
@@ -74,7 +74,7 @@ def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str
     stem = value.value.removesuffix(".yaml") if isinstance(value, yaml.ScalarNode) else ""
     if stem in groups.get("experiment", ()):
         return f"{name}: unknown key; a base is named in `defaults: [{stem}, _self_]`"
-    meant = find_keys(name) or difflib.get_close_matches(name, known, n=1, cutoff=0.65)
+    meant = keys_called(name) or difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"sections: {', '.join(sorted(Config.model_fields))}"
     return f"{name}: unknown key; {hint}"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+import conf
 from conf.schema.forms import near_choices
 
 if TYPE_CHECKING:
@@ -125,6 +126,12 @@ def _wrong_base(file: OwnFile, key: yaml.ScalarNode, folder: Path, groups: Group
         return f"defaults: write `- override /{head}: {rest}`"
     if rest and (folder / file.group / f"{name}.yaml").is_file():
         return ""
+    inside = sorted(path.stem for path in (Path(conf.__file__).parent / file.group / head).glob("*.yaml"))
+    if rest and inside:
+        stem = rest.partition("@")[0]
+        if stem in inside:
+            return "" if rest == f"{stem}@_here_" else f"defaults: write `- {head}/{stem}@_here_`"
+        return f"defaults: {head} has no {stem}; choices: {', '.join(f'{head}/{each}@_here_' for each in inside)}"
     if closed := re.fullmatch(r"((?:override )?/?[\w/]+(?:@[\w.]+)?):(\S+)", name):
         return f"defaults: a space belongs behind the colon: `- {closed[1]}: {closed[2]}`"
     if name.split()[0] == "override" or "=" in name:

@@ -140,6 +140,8 @@ def read_own_files(folder: Path, overrides: Iterable[str]) -> Iterator[OwnFile]:
         path, here = folder / group / f"{name}.yaml", f"{group}/{name}"
         if here in above:
             way = [each.removeprefix(f"{group}/") for each in (*above[above.index(here) :], here)]
+            if path.name in {each.name for each in (Path(conf.__file__).parent / group).glob("*.yaml")}:
+                raise ConfigError(f"{folder.name}/{here}.yaml: Slipway has its own {group}={name}; rename yours")
             raise ConfigError(f"{origin}: defaults: includes itself ({' → '.join(way)}); remove it")
         if (group, name) in seen or not re.fullmatch(r"\w+/[\w.-]+", here) or not path.is_file():
             return

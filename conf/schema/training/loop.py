@@ -55,6 +55,8 @@ class LmLoop(Strict):
             near = " or ".join(str(n) for n in nearest_multiples(self.total_batch_tokens, self.seq_len))
             message = f"total_batch_tokens ({self.total_batch_tokens}) must be a multiple of seq_len ({self.seq_len})"
             raise ValueError(f"{message}: {near}")
+        if self.loss_options and self.loss == "cross_entropy":
+            raise ValueError("loss_options: cross_entropy takes none, but a loss of your own, module:name")
         return self
 
     @property
@@ -268,6 +270,8 @@ class GrpoLoop(Strict):
 
     @model_validator(mode="after")
     def _loss_has_what_it_needs(self) -> "GrpoLoop":
+        if self.loss_options and self.loss_type in GRPO_LOSSES:
+            raise ValueError(f"loss_options: {self.loss_type} takes none, but a loss_type of your own, module:name")
         if (self.loss_type == "distillation") != (self.teacher is not None):
             raise ValueError("teacher: loss_type=distillation needs it, and no other loss reads it")
         weights = self.teacher.weights if self.teacher is not None else "none"

@@ -67,6 +67,32 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, "optimizer.lr=1e-4-3e-4"],
             "optimizer.lr: must be a number, not '1e-4-3e-4'; several values, of a swe",
         ),
+        ([*TINY, "loop.scale_rewards=false"], "loop.scale_rewards: unknown key; did you mean loop.advantage_std?"),
+        ([*TINY, "tpu.num_workers=4"], "tpu.num_workers: unknown key; did you mean tpu.accelerator_type?"),
+        ([*TINY, "data.shuffle_seed=3"], "data.shuffle_seed: unknown key; did you mean run.seed?"),
+        (
+            [*TINY, "loop.environment.timeout=5"],
+            "loop.environment.timeout: unknown key; did you mean loop.environment.t",
+        ),
+        (["+experiment=trm_sudoku", "model.H_cycles=3"], "model.H_cycles: unknown key; did you mean model.h_cycles?"),
+        ([*TINY, "loop.micro_batch=3"], "loop.micro_batch: unknown key; did you mean loop.micro_batch_size?"),
+        ([*TINY, "optimizer.params={lr: 1}"], "optimizer.params: unknown key; did you mean optimizer.param_groups?"),
+        ([*TINY, "assets.datasets.x={url: a}"], "assets.datasets.x.url: unknown key; choices: build, fetch_on, files,"),
+        (
+            [*TINY, "loop.teacher=qwen3_8b"],
+            "loop.teacher: is a section with keys, not 'qwen3_8b'; did you mean model@l",
+        ),
+        ([*TINY, "logging.wandb=p"], "logging.wandb: is a section with keys, not 'p'; did you mean logging.wandb.proj"),
+        (
+            [*TINY, "data.prompt='Q: {question}'"],
+            "data.prompt: is a section with keys, not 'Q: {question}'; did you mea",
+        ),
+        (
+            [*TINY, "checkpoint.best=eval_accuracy"],
+            "checkpoint.best: must be null or {metric: eval_accuracy, mode: max}",
+        ),
+        ([*TINY, "run.state_dir=gs://b/x"], "run.state_dir: is a folder of this machine, not an address"),
+        ([*TINY, "loop.loss_options={cap: 2.0}"], "loop: loss_options: grpo takes none, but a loss_type of your own"),
         ([*TINY, "run.seed=true"], "run.seed: must be a number, not true; YAML reads yes and on as true, no and off"),
         ([*TINY, "budget={max_hours: 2, max_usd: true}"], "budget.max_usd: must be a number, not true; YAML"),
         (

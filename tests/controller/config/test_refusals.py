@@ -357,8 +357,8 @@ QUICKSTART = "+experiment=quickstart"
          "optimizer.schedule.kind=cosine; kinds: constant, cosine, linear, warmup_stable_decay, piecewise"),
         ("optimizer.schedule.kind=cosin", "optimizer.schedule.kind: unknown kind 'cosin'; did you mean 'cosine'? "
          "choices: constant, cosine, linear, warmup_stable_decay, piecewise"),
-        ("logging.wandb=mine", "logging.wandb: is a section with keys, not 'mine'; set one of them, such as "
-         "logging.wandb.entity=…; keys: entity, mode, project"),
+        ("logging.wandb=mine", "logging.wandb: is a section with keys, not 'mine'; did you mean "
+         "logging.wandb.project=mine; keys: entity, mode, project"),
         ("logging.trackers=[wandv]", "logging.trackers: must be one of tensorboard, trackio, mlflow, wandb, or "
          "module:name"),
         ("loop.environment.options=[1]", "loop.environment.options: must be a mapping {NAME: VALUE, …}"),
