@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 import google_crc32c
 import pytest
 
+from controller.agent.transfers import GrowingObject, read_object
 from controller.localcloud.apis.objects import Blobs, Objects
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam import format_etag
@@ -347,3 +348,24 @@ def test_an_object_is_written_once_a_second(tmp_path: Path, monkeypatch: pytest.
     for change in ({"operation_seconds": 0}, {"operation_seconds": pace, "realism": "relaxed"}):
         settings.update(change)
         assert put("log") == "written"
+
+
+def test_the_agent_joins_what_is_new_of_a_file(
+    cloud: EmulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that another one has replaced is sent whole."""
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", f"{cloud.endpoint['url']}t/{cloud.endpoint['token']}")
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "logs"})
+    cloud.call_ok("POST", "emulator/settings", {"realism": "relaxed"})  # more than one write in a second
+    path, name = tmp_path / "file", "runs/r/logs/worker-0.log"
+    grown, other = (GrowingObject(path, "logs", name) for _ in range(2))
+    for number, (sender, components) in enumerate([(grown, 1), (grown, 2), (other, 1), (grown, 1), (grown, 2)], 1):
+        path.write_bytes(b"x\n" * number)
+        sender.send(2 * number)
+        found = {item["name"]: item for item in cloud.call_ok("GET", "storage/v1/b/logs/o")["items"]}
+        assert (found[name]["size"], found[name].get("componentCount", 1)) == (str(2 * number), components)
+        assert found[name]["contentType"] == "text/plain; charset=utf-8"
+    assert list(found) == [name], "no part is left"
+    assert read_object("logs", name, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == path.read_bytes()
+    cloud.call_ok("POST", "emulator/settings", {"realism": "strict"})
