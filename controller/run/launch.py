@@ -18,6 +18,7 @@ from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_
 from conf.schema.cloud import HereCloud
 from conf.schema.training.loop import GrpoLoop
 from conf.strict_json import dumps
+from controller.agent.fs import file_size, read_range
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State, TrackerOrder
 from controller.context import Context
 from controller.core.errors import ConfigError
@@ -146,8 +147,8 @@ def tracker_orders(plan: Plan) -> list[TrackerOrder]:
     told = yaml.safe_load(plan.get(RunConfig).text)
     shown = {name: told[name] for name in told if name not in ("format", "dir", "logging", "compile_cache")}
     shown |= {"command": [*config.program.command]} if own else {}
-    told_file = run_folder(Path(config.run.state_dir).expanduser(), plan.run_id) / LOCAL_METRICS_FILE
-    earlier = told_file.read_bytes()[-EARLIER_BYTES:].decode(errors="replace") if told_file.is_file() else ""
+    file = run_folder(Path(config.run.state_dir).expanduser(), plan.run_id) / LOCAL_METRICS_FILE
+    earlier = read_range(file, max(0, file_size(file) - EARLIER_BYTES), EARLIER_BYTES).decode(errors="replace")
     settings = {"wandb": config.logging.wandb.model_dump() if config.logging.wandb else {}}
     return [
         {"use": name, "settings": settings.get(name, {}), "config": shown, "by_phase": own, "earlier": earlier}
