@@ -333,6 +333,11 @@ def call_problem(signature: inspect.Signature, kind: str, options: Iterable[str]
     arguments, options = positional(kind), [*options]
     if kind == "reward":
         options += [name for name in wanted_by_name(signature).required if name not in options]
+    if kind == "optimizer rule" and "learning_rate" in signature.parameters:
+        return (
+            "takes a learning_rate, so it is a whole optimizer, with a sign of its own; a rule gives a direction, such "
+            "as optax:scale_by_adam, and rate and decay are optimizer.lr and optimizer.weight_decay"
+        )
     try:
         signature.bind(*arguments, **dict.fromkeys(options))
     except TypeError as error:

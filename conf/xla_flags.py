@@ -15,7 +15,7 @@ def ignored_words(flags: str) -> list[str]:
     Raises ValueError if a quotation has no end.
     """
     words = shlex.split(flags)
-    return [word for word in words if not word.startswith("--")] if len(words) > 1 else []
+    return [word for word in words if not word.startswith("--") and (len(words) > 1 or "=" in word)]
 
 
 def complaint(log: str, version: str) -> str:

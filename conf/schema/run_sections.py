@@ -98,6 +98,13 @@ class Run(Strict):
         description="Local folder for keys, events and the emulated cloud."
     )
 
+    @field_validator("state_dir")
+    @classmethod
+    def _is_local(cls, value: str) -> str:
+        if "://" in value:
+            raise ValueError(f"{value} is no folder of this machine, where keys and events are kept; write a path")
+        return value
+
 
 ProgramResponse = Literal["restart_program", "restart_worker", "replace_node", "move_zone", "give_up"]
 PodResponse = Literal["replace_node", "move_zone", "give_up"]

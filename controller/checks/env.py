@@ -19,7 +19,7 @@ from controller.config.run_yaml import PLACEHOLDER
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.code import NamedCode, UnfetchedSnapshot
-from controller.inputs.env_inputs import address_problem
+from controller.inputs.env_inputs import NETRC, address_problem
 from controller.plan.build import Plan
 from controller.resources.software import Venv
 
@@ -46,6 +46,8 @@ MIN_SECRET_LENGTH = 8
 """Characters. Shorter values occur in many texts by chance."""
 MAX_ARGUMENT_BYTES = 131_000
 """Bytes of an argument, or of a variable with its name: slightly below Linux's limit of 32 pages."""
+COORDINATORS = {"JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS", "MASTER_ADDR"}
+"""Variables in which JAX, MaxText and torch expect the address of the first worker."""
 OLDEST_PYTHON = 11
 """N of the oldest Python 3.N that messages name."""
 JAX_UNTIL = {8: "0.4.13", 9: "0.4.30", 10: "0.6.2", 11: "0.10.2"}
@@ -164,17 +166,22 @@ def secrets_are_there(config: Config) -> Iterator[Issue]:
             yield Issue(f"no file at {rest}; set another path, or use null", key)
 
 
-@check("secret_shipped", "error", "env.secrets.NAME", of_plan=True)
-def secrets_are_not_shipped(plan: Plan, context: Context) -> Iterator[Issue]:
-    """The code goes into the bucket and onto every worker."""
+@check("secret_shipped", "error", "env.secrets.NAME", "notify.webhook", of_plan=True)
+def secrets_stay_here(plan: Plan, context: Context) -> Iterator[Issue]:
+    """Code and assets are copied to the bucket and to every worker."""
     del context
-    sources = {name: source.removeprefix("file:") for name, source in plan.config.env.secrets.items() if source}
-    places = {name: Path(path).expanduser() for name, path in sources.items() if path != plan.config.env.secrets[name]}
-    shipped = {path.resolve() for path in plan.snapshot.paths.values()} if places else set[Path]()
-    for name, path in places.items():
-        if path.resolve() in shipped:
-            said = f"{path} is shipped with the code; move it out of the repository, or add it to code.exclude"
-            yield Issue(said, f"env.secrets.{name}")
+    assets = [Path(asset.path).expanduser() for _, _, asset in plan.config.assets.iter_assets() if asset.path]
+    shipped = {path.resolve() for path in plan.snapshot.paths.values()}
+    for name, source in plan.config.secret_sources.items():
+        kind, _, rest = (source or "").partition(":")
+        file = Path(rest if kind == "file" else os.environ.get(NETRC, "")).expanduser().resolve()
+        if kind != "file" and (name, source) != (NETRC, "env"):
+            continue
+        key = name if "." in name else f"env.secrets.{name}"
+        if file in shipped:
+            yield Issue(f"{file} is shipped with the code; move it elsewhere, or name it in code.exclude", key)
+        elif file.is_file() and (within := [root for root in assets if file.is_relative_to(root.resolve())]):
+            yield Issue(f"{file} is part of the asset at {within[0]}; move it elsewhere", key)
 
 
 @check("webhook", "error", "notify.webhook")
@@ -315,6 +322,15 @@ def jax_finds_its_platform(config: Config) -> Iterator[Issue]:
             yield Issue("cpu leaves the TPU chips unused, which are billed; leave it out", key, "warning")
         elif "tpu" in named and config.cloud.kind == "local":
             yield Issue("tpu: emulated workers have CPUs only, and JAX would fail; leave it out", key, "warning")
+
+
+@check("coordinator", "warning", "env.vars.NAME")
+def coordinator_is_one_worker(config: Config) -> Iterator[Issue]:
+    """Localhost is another machine on each worker."""
+    for name in sorted(COORDINATORS & config.env.vars.keys()) if config.topology.workers > 1 else ():
+        if re.match(r"(localhost|127\.|\[?::1\b|0\.0\.0\.0)", config.env.vars[name]):
+            told = f"is another machine on each of the {config.topology.workers} workers, which would wait for the rest"
+            yield Issue(f"{config.env.vars[name]} {told}; leave it out: on TPUs JAX finds them", f"env.vars.{name}")
 
 
 @check("secret_value", "error", "KEY")

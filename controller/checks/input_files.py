@@ -14,9 +14,10 @@ from conf.schema.training.loop import LmLoop
 from controller.config.run_yaml import ASSET
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.core.text import nearest_names
+from controller.core.text import nearest_names, plural
 from controller.gcp.google_errors import ForbiddenError, NotFoundError
 from controller.inputs.addresses import BUILT_IN_TOKENIZERS
+from controller.inputs.code_files import POINTERS
 from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
 
 BUCKET = "gs://"
@@ -69,16 +70,23 @@ def files_exist_here(config: Config) -> Iterator[Issue]:
     """A name that no file of an asset or index matches fails only on a billed TPU."""
     for source in sources(config):
         there = _files_of_asset(config, source.value)
-        if source.key in FOLDERS and (problem := _shards_problem(config, source.value.rstrip("/"))):
+        place = source.value.rstrip("/")
+        if source.key in FOLDERS and (problem := _shards_problem(config, place) or _damage(config, place)):
             yield Issue(f"{source.value}: {problem}", source.key)
         elif there is not None:
             wanted = _in_asset(source.value)
             if problem := _absence(wanted, {file.name for file in there}, source.key in FOLDERS):
                 yield Issue(f"{source.value}: {problem}", source.key)
-        elif config.cloud.kind in ("local", "here") and source.value.startswith("/") and not _exists(source.value):
-            parent = Path(source.value).parent
-            names = {file.name for file in parent.iterdir()} if path_exists(parent) else set[str]()
-            yield Issue(f"{source.value}: {_absence(Path(source.value).name, names, folder=False)}", source.key)
+        elif config.cloud.kind in ("local", "here") and source.value.startswith("/"):
+            path = Path(source.value)
+            is_folder = source.key in FOLDERS and path_exists(path) and path.is_dir()
+            if not is_folder and _exists(source.value):
+                continue
+            place = path if is_folder else path.parent
+            names = {file.name for file in place.iterdir()} if path_exists(place) else set[str]()
+            names = {f"{path.name}/{name}" for name in names} if is_folder else names
+            if problem := _absence(path.name, names, is_folder):
+                yield Issue(f"{source.value}: {problem}", source.key)
 
 
 @check("object_absent", "error", "data.NAME", *FOLDERS, also="warning", live=True)
@@ -230,6 +238,18 @@ def _shards_problem(config: Config, folder: str) -> str:
     return ""
 
 
+def _damage(config: Config, folder: str) -> str:
+    """Return which file of weights on this machine is none; empty if all have what begins one."""
+    for file in paths_here(config, f"{folder}/*.safetensors"):
+        with file.open("rb") as stream:
+            head = stream.read(max(map(len, POINTERS)))
+        if head.startswith(POINTERS):
+            return f"{file.name} stands for a larger file, which was not fetched; run `git lfs pull` in its folder"
+        if 8 + int.from_bytes(head[:8], "little") > file.stat().st_size:  # https://huggingface.co/docs/safetensors
+            return f"{file.name} has {plural(file.stat().st_size, 'byte')}, and its head needs more; download it again"
+    return ""
+
+
 def _exists(pattern: str) -> bool:
     try:
         return any(True for _ in Path("/").glob(pattern.lstrip("/")))
@@ -260,6 +280,9 @@ def _absence(wanted: str, names: Set[str], folder: bool) -> str:
             return (
                 f"has neither {' nor '.join(WEIGHTS_DESCRIPTIONS)}; it has {_sample(WEIGHTS_DESCRIPTIONS[0], inside)}"
             )
+        if "model.yaml" not in inside and not any(name.endswith((".safetensors", INDEX)) for name in inside):
+            cure = "save it with save_pretrained(…, safe_serialization=True)"
+            return f"has no safetensors; it has {_sample(WHOLE, inside)}; {cure}"
         return ""
     if wanted in names or _matching(wanted, [Found(name, None) for name in names]):
         return ""

@@ -43,8 +43,6 @@ def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
     if isinstance(data, ArithmeticData):
         yield from _reward_issues(config, "a problem of data=arithmetic", {})
         yield from _arithmetic_issues(config, data)
-        if isinstance(config.loop, GrpoLoop) and config.loop.loss_type == "dpo":
-            yield Issue(f"dpo reads the column {REJECTED!r}, which data=arithmetic has not", "loop.loss_type")
     if not isinstance(data, Tabular | TextData):
         return
     for name in ("path", "validation_path", "eval_path"):

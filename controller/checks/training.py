@@ -18,6 +18,7 @@ from conf.schema.training.loop import OFFLINE_LOSSES, CustomLoop, GrpoLoop, LmLo
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema.training.refusals import refusals
+from conf.schema.unread import unread_keys
 from controller.checks.input_files import FOLDERS, paths_here, sources
 from controller.config.run_yaml import backend
 from controller.core.finding import Issue, check
@@ -87,9 +88,19 @@ def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
 
 @check("refused", "error", "KEY")
 def trainer_refuses_nothing(config: Config) -> Iterator[Issue]:
-    """What the trainer would refuse on a billed pod: lengths, metrics, kernels, patterns that match no weight."""
+    """The trainer refuses it too, on a billed pod."""
     if config.program.kind == "trainer":
         yield from (Issue(why, key) for key, why in refusals(config, config.run.seed, backend(config)))
+
+
+@check("unread", "warning", "KEY")
+def what_is_set_is_read(config: Config) -> Iterator[Issue]:
+    """Another key turns it off."""
+    yield from (Issue(f"has no effect: {why}", key) for key, why in unread_keys(config))
+    for i, group in enumerate(config.optimizer.param_groups if config.optimizer else ()):
+        if group.lr is not None and group.lr_scale:
+            key, rate = f"optimizer.param_groups.{i}.lr_scale", group.lr * group.lr_scale
+            yield Issue(f"also multiplies the group's lr, to {rate:g}; set one of them", key)
 
 
 @check("batch_split", "error", "loop.KEY")
@@ -146,7 +157,7 @@ def _is_only_here(config: Config, value: str) -> bool:
     return not value.startswith("/") or (config.cloud.kind == "gcp" and not config.program.setup)
 
 
-@check("schedule", "warning", "optimizer.schedule.horizon_steps", "optimizer.schedule.points")
+@check("schedule", "warning", "optimizer.schedule.horizon_steps", "optimizer.schedule.points", also="note")
 def schedule_ends_late(config: Config) -> Iterator[Issue]:
     """A learning rate that reaches 0 by the end of the run or earlier stops RL just as it starts to learn."""
     if config.optimizer is None or config.loop is None:
@@ -167,6 +178,9 @@ def schedule_ends_late(config: Config) -> Iterator[Issue]:
             f"the learning rate falls to {schedule.final_fraction:.0%} over exactly the {total} updates of the run; RL "
             "needs it nearly constant: use schedule.kind=constant, or a horizon far beyond the end"
         )
+    elif isinstance(schedule, DecaySchedule | WarmupStableDecaySchedule) and schedule.horizon_steps < total:
+        end, rate = schedule.horizon_steps, f"{schedule.final_fraction:.0%}"
+        yield Issue(f"the learning rate stays at {rate} of its peak after {end} of {total} updates", severity="note")
 
 
 @check("warmup", "error", "optimizer.schedule.warmup_steps", "optimizer.schedule.points", also="warning")

@@ -16,6 +16,7 @@ import numpy as np
 
 from conf.schema.training.data import Data, PuzzleData, QuestionData, TableData, TextData
 from conf.schema.training.loop import LmLoop
+from conf.schema.training.refusals import characters_problem
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.distributed.mesh import Batch
@@ -160,7 +161,7 @@ class Dataset:
         if self._data.tokenizer != loading.CHARACTERS:
             return loading.load_tokenizer(self._data.tokenizer)
         if not isinstance(self._data, TextData):
-            raise RunFileError(f"data.tokenizer: characters requires a text, not {self._data.kind}; use bytes")
+            raise RunFileError(f"data.tokenizer: {characters_problem(self._data)}")
         return CharacterTokenizer(read_texts(self._data))
 
     @property

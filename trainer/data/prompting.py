@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from conf.chat_template import ChatMessage
 from conf.schema.training.data import Prompt, QuestionData
+from conf.schema.training.refusals import characters_problem
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data.chat import load_chat, stop_ids, tools_in_words
 from trainer.extension import load_extension
@@ -105,8 +106,8 @@ class PromptEncoder:
 
     def __init__(self, data: QuestionData) -> None:
         """Raise RunFileError if the tokenizer is unreadable or lacks special tokens of data or template."""
-        if data.tokenizer == loading.CHARACTERS:
-            raise RunFileError("data.tokenizer: characters requires a text, not questions; use bytes")
+        if why := characters_problem(data):
+            raise RunFileError(f"data.tokenizer: {why}")
         self._prompt = data.prompt
         self.tokenizer = loading.load_tokenizer(data.tokenizer)
         self.chat = load_chat(data, self.tokenizer)

@@ -241,6 +241,13 @@ class GrpoLoop(Strict):
 
     _intervals = model_validator(mode="after")(check_intervals)
 
+    @field_validator("replay")
+    @classmethod
+    def _is_a_folder(cls, value: str | None) -> str | None:
+        if value is not None and "/" not in value:
+            raise ValueError(f"{value!r} is no folder of an earlier run, such as gs://BUCKET/runs/ID; null: sample")
+        return value
+
     @field_validator("advantage_std", "filter_zero_variance_groups", "clip_ratio_high", mode="after")
     @classmethod
     def _as_published(cls, value: Any, info: ValidationInfo) -> Any:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from conf.schema.training.data import ArithmeticData, Data
-from conf.schema.training.loop import REJECTED, GrpoLoop, LmLoop, Loop
+from conf.schema.training.data import ArithmeticData, Data, QuestionData, TextData
+from conf.schema.training.loop import REJECTED, GrpoLoop, LmLoop, Loop, TextSamples
 from conf.schema.training.loop_parts import PuzzleLoop
 from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
@@ -60,12 +60,14 @@ def refusals(run: Sections, seed: int, backend: str) -> Iterator[Refusal]:
     if run.checkpoint.best is not None and (why := unknown_metric(run.checkpoint.best.metric, EVALUATED[type(loop)])):
         yield Refusal("checkpoint.best.metric", why)
     if isinstance(model, Model):
-        yield from _lengths(model, loop)
+        yield from _lengths(model, loop, data)
         yield from _kernel(model, data, backend)
     if model is not None and getattr(model, "implementation", None) is None:
         lora = unmatched_modules(model) if isinstance(model, Model) else ()
         groups = run.optimizer.param_groups if run.optimizer else ()
         yield from (Refusal(*found) for found in (*lora, *unmatched_groups(groups, weight_names(model))))
+    if data is not None and (why := characters_problem(data)):
+        yield Refusal("data.tokenizer", why)
     if isinstance(loop, GrpoLoop) and isinstance(data, ArithmeticData):
         yield from _made_questions(loop, data, seed)
 
@@ -75,14 +77,21 @@ def unknown_metric(metric: str, known: tuple[str, ...]) -> str:
     return "" if metric in known else f"{metric} is not evaluated; choices: {', '.join(known)}"
 
 
-def _lengths(model: Model, loop: LmLoop | GrpoLoop | PuzzleLoop) -> Iterator[Refusal]:
+def characters_problem(data: Data) -> str:
+    """Return why data cannot be read by the characters that they have; empty if they can, or are not to be."""
+    if getattr(data, "tokenizer", "") != "characters" or isinstance(data, TextData):
+        return ""
+    kind = "questions" if isinstance(data, QuestionData) else data.kind
+    return f"characters requires a text, not {kind}; use bytes"
+
+
+def _lengths(model: Model, loop: LmLoop | GrpoLoop | PuzzleLoop, data: Data | None) -> Iterator[Refusal]:
     most = f"exceeds model.max_seq_len, {model.max_seq_len}"
     if isinstance(loop, LmLoop):
         if loop.seq_len > model.max_seq_len:
             yield Refusal("loop.seq_len", f"{loop.seq_len} {most}")
-        texts = loop.text_samples
-        if texts.interval is not None and texts.max_new_tokens >= model.max_seq_len:
-            yield Refusal("loop.text_samples.max_new_tokens", f"a prompt plus {texts.max_new_tokens} tokens {most}")
+        if loop.text_samples.interval is not None and data is not None:
+            yield from _texts(loop.text_samples, data, model)
     elif isinstance(loop, GrpoLoop):
         longest, room = loop.max_prompt_length + loop.max_new_tokens, model.max_sampled_len
         if longest > model.max_seq_len:
@@ -91,6 +100,17 @@ def _lengths(model: Model, loop: LmLoop | GrpoLoop | PuzzleLoop) -> Iterator[Ref
         elif longest > room:
             why = f"rows of {longest} tokens, and longrope of this model leaves {room}; lower it or the prompts"
             yield Refusal("loop.max_new_tokens", why)
+
+
+def _texts(texts: TextSamples, data: Data, model: Model) -> Iterator[Refusal]:
+    """The tokens of a prompt are known if each is a byte; else it has one at least."""
+    in_bytes = getattr(data, "tokenizer", "") == "bytes"
+    longest = max(len(prompt.encode()) for prompt in texts.prompts) if in_bytes else 1
+    if longest + texts.max_new_tokens > model.max_seq_len:
+        why = f"a prompt of {longest} tokens plus {texts.max_new_tokens} exceeds model.max_seq_len, {model.max_seq_len}"
+        yield Refusal("loop.text_samples.max_new_tokens", why)
+    if "" in texts.prompts and getattr(data, "bos", None) is None:
+        yield Refusal("loop.text_samples.prompts", "a prompt is empty; each needs at least one token")
 
 
 def _kernel(model: Model, data: Data | None, backend: str) -> Iterator[Refusal]:

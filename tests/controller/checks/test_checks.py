@@ -43,12 +43,14 @@ def test_what_is_right_is_not_commented_on() -> None:
     ("overrides", "said"),
     [
         (["loop.sampler.workers=1"], "async_depth: samplers on other workers and replay need 1 or more"),
-        (["loop.sampler.workers=1", "loop.async_depth=1", "loop.replay=x"], "replay: nothing is sampled; use"),
+        (["loop.sampler.workers=1", "loop.async_depth=1", "loop.replay=gs://b/x"], "replay: nothing is sampled; use"),
         (["loop.sampler.workers=1", "loop.async_depth=1", "loop=dapo", "loop.max_resample_rounds=1"], "max_resample_r"),
         (["loop.async_depth=9"], "less than or equal to 8"),
+        (["loop.replay=true"], "loop.replay: 'true' is no folder of an earlier run, such as gs://BUCKET/runs/ID"),
+        (["run.state_dir=gs://b/state"], "run.state_dir: gs://b/state is no folder of this machine"),
     ],
 )
-def test_samplers_on_other_workers_need_rollouts_ahead(overrides: list[str], said: str) -> None:
+def test_what_samplers_and_folders_cannot_be_is_refused(overrides: list[str], said: str) -> None:
     _, problems = compose([*GRPO, *overrides])
     assert any(said in str(problem) for problem in problems), problems
 
@@ -103,7 +105,7 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*LM, "model.max_seq_len=64"], "refused: error loop.seq_len: 128 exceeds model.max_seq_len, 64"),
         (
             [*LM, "model=gpt2", "loop.text_samples={interval: 10, prompts: [a], max_new_tokens: 1024, temperature: 0}"],
-            "refused: error loop.text_samples.max_new_tokens: a prompt plus 1024 tokens exceeds model.max_seq_len",
+            "refused: error loop.text_samples.max_new_tokens: a prompt of 1 tokens plus 1024 exceeds model.max",
         ),
         (
             [*GRPO, "model.lora={r: 1, lora_alpha: 1, target_modules: [q_proj]}"],
@@ -136,6 +138,71 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
             "refused: error loop.test_prompts: only 900 held-out prompts exist, not 901",
         ),
         ([*GRPO, "loop=dpo", "loop.group_size=2"], "refused: error loop.loss_type: dpo reads the column 'rejected'"),
+        (
+            [
+                *LM,
+                "data.bos=null",
+                "loop.text_samples={interval: 10, prompts: [''], max_new_tokens: 4, temperature: 0}",
+            ],
+            "refused: error loop.text_samples.prompts: a prompt is empty",
+        ),
+        ([*GRPO, "data.tokenizer=characters"], "refused: error data.tokenizer: characters requires a text, not questi"),
+        ([*LM, "data.tokenizer=characters"], "refused: error data.tokenizer: characters requires a text, not jsonl; u"),
+        ([*GRPO, "loop.loss_options={cap: 2.0}"], "unread: warning loop.loss_options: has no effect: loss_type=grpo"),
+        ([*LM, "loop.loss_options={label_smoothing: 0.1}"], "unread: warning loop.loss_options: has no effect: loss=c"),
+        ([*GRPO, "loop.environment.options={a: 3}"], "unread: warning loop.environment.options: has no effect: loop.e"),
+        ([*GRPO, "loop.environment.max_turns=3"], "unread: warning loop.environment.max_turns: has no effect: loop.en"),
+        ([*GRPO, "loop.environment.sandbox.processes=9"], "unread: warning loop.environment.sandbox.processes: has no"),
+        (
+            ["+experiment=calculator", "loop.rewards={format: 1.0}"],
+            "unread: warning loop.rewards: has no effect: loop.environment.name=calculator gives the reward",
+        ),
+        ([*GRPO, "loop.overlong_buffer_fraction=0.5"], "unread: warning loop.overlong_buffer_fraction: has no effect"),
+        (
+            [*GRPO, "loop.rollout_correction.rollout_is_threshold=3"],
+            "unread: warning loop.rollout_correction.rollout_is_threshold: has no effect: loop.rollout_correction.rol",
+        ),
+        (
+            [*GRPO, "loop.test_samples_per_prompt=null", "loop.test_prompts=7"],
+            "unread: warning loop.test_prompts: has no effect: loop.test_samples_per_prompt is null",
+        ),
+        ([*GRPO, "model.hyper.streams=2"], "unread: warning model.hyper: has no effect: model.residual is plain"),
+        (
+            [*GRPO, "model.maha={scales: 2}"],
+            "unread: warning model.maha: has no effect: model.attention_form is causal",
+        ),
+        (
+            [*LM, "optimizer.param_groups=[{match: embedding, lr: 1e-4, lr_scale: 0.1}]"],
+            "unread: warning optimizer.param_groups.0.lr_scale: also multiplies the group's lr, to 1e-05; set one",
+        ),
+        (
+            [*LM, "optimizer.param_groups=[{match: embedding, lr: 1e-4, lr_scale: 0}]"],
+            "unread: warning optimizer.param_groups.0.lr: has no effect: lr_scale 0 freezes these weights",
+        ),
+        (
+            [*GRPO, "logging.profile={after: 80, updates: 3}"],
+            "unread: warning logging.profile.after: has no effect: the run has 80 updates",
+        ),
+        (
+            [*GCP, "tpu.fallback_zones=[us-central1-a]"],
+            "unread: warning tpu.fallback_zones: has no effect: us-central1-a is tpu.zone itself",
+        ),
+        (
+            [*GCP, "recovery.policy.hung=move_zone"],
+            "unread: warning recovery.policy.hung: has no effect: move_zone needs another zone in tpu.fallback_zones",
+        ),
+        (
+            [*GRPO, "loop.steps=300"],
+            "schedule: note optimizer.schedule.horizon_steps: the learning rate stays at 10% of its peak after 80",
+        ),
+        (
+            [*GRPO, "optimizer=custom", "optimizer.rule=optax:adamw", "optimizer.options={learning_rate: 1e-3}"],
+            "extension: error optimizer.rule: optimizer rule optax:adamw takes a learning_rate, so it is a whole opti",
+        ),
+        (
+            [*GCP, "env.vars.MASTER_ADDR=127.0.0.1"],
+            "coordinator: warning env.vars.MASTER_ADDR: 127.0.0.1 is another machine on each of the 4 workers",
+        ),
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         ([*GRPO, "loop.async_depth=2", "loop.sampler.workers=4"], "sampler_workers: error loop.sampler.workers: 4 wou"),
         ([*SAMPLERS], "sampler_workers: error loop.sampler.workers: has run on emulated pods only: libtpu joins all"),

@@ -7,6 +7,8 @@ import pytest
 from controller.checks.input_files import files_exist_here
 from tests.composed import config_of as config
 
+EMPTY = b"\2\0\0\0\0\0\0\0{}"
+"""A file of safetensors without a tensor."""
 MODEL = ("cloud.project=acme", "model=tiny", "loop=lm", "optimizer=adamw", "data=text", "data.path=/none")
 
 
@@ -31,7 +33,7 @@ def test_every_shard_that_an_index_names_is_there(
     weights = tmp_path / "weights"
     weights.mkdir()
     for name in ("config.json", *(f"{stem}.safetensors" for stem in there.split())):
-        (weights / name).touch()
+        (weights / name).write_bytes(EMPTY)
     (weights / "model.safetensors.index.json").write_text(index)
     value = "assets://mine/weights/" if place == "asset" else str(weights)
     where = () if place == "asset" else ("cloud=local",)
@@ -39,3 +41,34 @@ def test_every_shard_that_an_index_names_is_there(
     found = [str(issue) for issue in files_exist_here(config(*words)) if issue.key == "model.weights"]
     problem = [] if said is None else [f"model.weights: {value}: {said}"]
     assert [line[: len(begin)] for line, begin in zip(found, problem, strict=True)] == problem
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", EMPTY, None),
+        ("model.yaml", b"", None),
+        ("model.safetensors", b"x", "model.safetensors has 1 byte, and its head needs more; download it again"),
+        ("model.safetensors", EMPTY[:-1], "model.safetensors has 9 bytes, and its head needs more; download it again"),
+        ("model.safetensors", POINTER, "model.safetensors stands for a larger file, which was not fetched; run `git"),
+        ("adapter_model.safetensors", POINTER, "adapter_model.safetensors stands for a larger file, which was not"),
+        (
+            "pytorch_model.bin",
+            b"x",
+            "has no safetensors; it has pytorch_model.bin; save it with save_pretr",
+        ),
+    ],
+)
+@pytest.mark.parametrize("place", ["asset", "machine"])
+def test_weights_that_are_none_are_found(tmp_path: Path, place: str, name: str, content: bytes, said: str) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "config.json").write_bytes(b"{}")
+    (tmp_path / "w" / name).write_bytes(content)
+    value = "assets://mine/w" if place == "asset" else f"{tmp_path}/w"
+    words = (*MODEL, "cloud=local", f"+assets.models.mine.path={tmp_path}", f"model.weights={value}")
+    found = [str(issue) for issue in files_exist_here(config(*words)) if issue.key == "model.weights"]
+    wanted = [f"model.weights: {value}: {said}"] if said else []
+    assert [line[: len(begin)] for line, begin in zip(found, wanted, strict=True)] == wanted

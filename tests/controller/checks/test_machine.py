@@ -63,6 +63,7 @@ KNOWN = "--xla_cpu_parallel_codegen_split_count=1"
         ("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=x", "lock", "Couldn't interpret value x for flag xla_c"),
         ("XLA_FLAGS", "--xla_tpu_nope=1", "lock", "move them to LIBTPU_INIT_ARGS"),
         ("XLA_FLAGS", f"{KNOWN} xla_nope=1", "lock", "flags begin with --, and xla_nope=1 would be ignored"),
+        ("LIBTPU_INIT_ARGS", "xla_tpu_enable_x=true", "none", "and xla_tpu_enable_x=true would be ignored"),
         ("XLA_FLAGS", f"{KNOWN} '", "none", "No closing quotation"),
         ("LIBTPU_INIT_ARGS", f"{KNOWN} xla_nope=1", "none", "flags begin with --, and xla_nope=1 would be ignored"),
         ("XLA_FLAGS", f"{KNOWN} --xla_dump_hlo_pass_re='a b'", "lock", ""),
