@@ -38,7 +38,7 @@ STREAMED = TextData | JsonlData | ParquetData | CustomDocuments
 
 @check("weights_split", "error", "model.NAME")
 def weights_split_evenly(config: Config) -> Iterator[Issue]:
-    """Weights must split evenly over a mesh axis; the trainer rejects a remainder."""
+    """Weights must split evenly over a mesh axis."""
     if config.program.kind != "trainer" or config.model is None:
         return
     sizes = mesh_axes(config)
@@ -119,7 +119,7 @@ def batch_splits_evenly(config: Config) -> Iterator[Issue]:
 
 @check("streams", "error", "data.streams")
 def streams_share_rows(config: Config) -> Iterator[Issue]:
-    """Each data stream must supply the same number of rows of each batch, on any number of workers."""
+    """Each data stream must supply the same number of rows of each batch."""
     data, loop = config.data, config.loop
     if config.program.kind != "trainer" or not isinstance(loop, LmLoop) or not isinstance(data, STREAMED):
         return
@@ -206,7 +206,7 @@ def warmup_leaves_updates(config: Config) -> Iterator[Issue]:
 
 @check("checkpoints", "warning", "checkpoint.save_interval", of_pods=True)
 def checkpoints_are_frequent_enough(config: Config) -> Iterator[Issue]:
-    """A pod preempted before the first checkpoint starts over, and Spot pods are preempted."""
+    """A pod preempted before the first checkpoint starts over."""
     if config.program.kind != "trainer" or config.loop is None or config.tpu.capacity == ("on_demand",):
         return
     total = total_updates(config)
@@ -231,7 +231,7 @@ def policy_is_pretrained(config: Config) -> Iterator[Issue]:
 
 @check("no_reward", "warning", "loop.rewards")
 def something_is_rewarded(config: Config) -> Iterator[Issue]:
-    """Rewards of weight 0 are logged and teach nothing."""
+    """Rewards of weight 0 teach nothing."""
     loop = config.loop
     if config.program.kind != "trainer" or not isinstance(loop, GrpoLoop) or loop.environment.name is not None:
         return

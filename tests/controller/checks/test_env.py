@@ -2,11 +2,15 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from controller.checks import asset_access, env, project
+from controller.checks.env import secrets_stay_here
 from controller.checks.preflight import checks_of
+from controller.context import Context
 from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.plan.build import build_plan
 from controller.plan.worker_steps import PIN, venv_requirements
@@ -343,3 +347,31 @@ def test_the_lock_has_what_is_wanted_and_every_package_once() -> None:
         assert len(names) == len(set(names))
         assert {"wandb", "lm-eval"} & {*names} == there
         assert text.count("--hash=sha256:") > len(names)
+
+
+@pytest.mark.parametrize(
+    ("secret", "place", "said"),
+    [
+        ("env.secrets.KEY=file:{}/key.txt", "code", "env.secrets.KEY: {}/key.txt is shipped with the code; move it "),
+        ("notify.webhook=file:{}/key.txt", "code", "notify.webhook: {}/key.txt is shipped with the code; move it"),
+        ("env.secrets.NETRC=env", "code", "env.secrets.NETRC: {}/key.txt is shipped with the code; move it elsewhere"),
+        ("env.secrets.KEY=file:{}/key.txt", "asset", "env.secrets.KEY: {}/key.txt is part of the asset at {}; move"),
+        ("env.secrets.KEY=file:{}/key.txt", "elsewhere", ""),
+        ("env.secrets.KEY=env", "code", ""),
+    ],
+)
+def test_a_file_with_a_secret_is_not_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str, place: str, said: str
+) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "key.txt").write_text("https://x")
+    if "NETRC" in secret:
+        monkeypatch.setenv("NETRC", str(folder / "key.txt"))
+    asset = ["+assets.datasets.d.path=" + str(folder)] if place == "asset" else []
+    words = ["cloud.project=acme", "program=command", "program.command=[a]", secret.format(folder), *asset]
+    files = ("key.txt",) if place == "code" else ()
+    plan: Any = SimpleNamespace(config=config(*words), snapshot=CodeSnapshot(folder, files))
+    found = [str(finding) for finding in secrets_stay_here(plan, cast(Context, None))]
+    wanted = [said.format(folder, folder)] if said else []
+    assert [line[: len(begin)] for line, begin in zip(found, wanted, strict=True)] == wanted
