@@ -24,7 +24,8 @@ def unread_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield each key whose value has no effect, and why."""
     if config.program.kind == "trainer":
         for key, why in _of_loop(config):
-            set_, shipped = config.loop, _shipped(config.loop.kind if config.loop else "grpo")
+            set_: Any = config.loop
+            shipped: Any = _shipped(config.loop.kind if config.loop else "grpo")
             for part in key.split("."):
                 set_, shipped = getattr(set_, part), shipped.get(part)
             if set_ != shipped:
