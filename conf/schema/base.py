@@ -39,13 +39,6 @@ def check_home(value: str) -> str:
     return value
 
 
-def check_folder(value: str) -> str:
-    """Reject an address where a folder of this machine is wanted."""
-    if "://" in value:
-        raise ValueError("is a folder of this machine, not an address")
-    return value
-
-
 LocalPath = Annotated[str, AfterValidator(check_home)]
 """Path of this machine, which may begin with `~`; or another source that cannot."""
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")]

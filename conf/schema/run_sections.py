@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from conf.reference import Reference
-from conf.schema.base import VOLATILE, LocalPath, Strict, check_folder
+from conf.schema.base import VOLATILE, LocalPath, Strict
 from conf.schema.program import SecretSource
 
 CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][-\w]{0,40}$")]
@@ -94,7 +94,7 @@ class Run(Strict):
     compile_cache: Annotated[bool, VOLATILE] = Field(
         description="Keep the trainer's compiled programs with the run's results, for use on replacement VMs."
     )
-    state_dir: Annotated[LocalPath, AfterValidator(check_folder), VOLATILE] = Field(
+    state_dir: Annotated[LocalPath, VOLATILE] = Field(
         description="Local folder for keys, events and the emulated cloud."
     )
 

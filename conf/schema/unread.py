@@ -9,7 +9,7 @@ import yaml
 
 import conf
 from conf.schema.config import Config
-from conf.schema.training.loop import GRPO_LOSSES, GrpoLoop, LmLoop
+from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import VERIFIERS
 from conf.schema.training.model import Model
 
@@ -41,12 +41,8 @@ def unread_keys(config: Config) -> Iterator[tuple[str, str]]:
 def _of_loop(config: Config) -> Iterator[tuple[str, str]]:
     """Yield each key of the loop that is not read, whether somebody has set it or not."""
     loop = config.loop
-    if isinstance(loop, LmLoop) and loop.loss == "cross_entropy":
-        yield "loss_options", "loss=cross_entropy takes none; they are for a loss of your own"
     if not isinstance(loop, GrpoLoop):
         return
-    if loop.loss_type in GRPO_LOSSES:
-        yield "loss_options", f"loss_type={loop.loss_type} takes none; they are for a loss of your own"
     own = loop.environment
     if own.name is None:
         names = ("options", "max_turns", "max_turn_tokens", "timeout_seconds", "wall_seconds", "max_memory_gib")

@@ -52,7 +52,7 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
                 yield Issue(message, f"model.{name}")
 
 
-@check("model_kind", "error", "model.kind", "data.kind", "data.tokenizer")
+@check("model_kind", "error", "model.kind", "data.kind")
 def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
     """The puzzle loop trains a recursive model on puzzles, lm a decoder on text, grpo a decoder on questions."""
     if config.program.kind != "trainer" or isinstance(config.loop, CustomLoop | None):
@@ -69,8 +69,6 @@ def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
         if isinstance(config.data, QuestionData) != asks:
             choices = "questions: arithmetic, gsm8k or questions" if asks else "text: text, jsonl, parquet or documents"
             yield Issue(f"loop.kind={kind} cannot read data.kind={config.data.kind}; it needs {choices}", "data.kind")
-        elif getattr(config.data, "tokenizer", None) == "characters" and not isinstance(config.data, TextData):
-            yield Issue(f"characters requires data=text, not data.kind={config.data.kind}; use bytes", "data.tokenizer")
 
 
 @check("attention_form", "error", "model.attention_form")

@@ -59,9 +59,6 @@ def misfit(found: Definition, kind: str, options: Iterable[str]) -> str:
     call = call_problem(signature, kind, options) if signature is not None else ""
     if is_function and next(iter(signature.parameters if signature else ()), "") == "self":
         return "takes self, which is for methods; remove it"
-    rates = {"learning_rate"} & {*(signature.parameters if signature else ())}
-    if kind == "optimizer rule" and found.own is None and rates:
-        return "is a whole optimizer, with a rate and a sign of its own; name what gives directions, as scale_by_adam"
     if kind == "reward" and signature is not None and (foreign := foreign_reward(signature)):
         return foreign
     return (call or form if is_function else form or call) or undefined_name(found)

@@ -77,7 +77,7 @@ def unknown_metric(metric: str, known: tuple[str, ...]) -> str:
     return "" if metric in known else f"{metric} is not evaluated; choices: {', '.join(known)}"
 
 
-def characters_problem(data: Data) -> str:
+def characters_problem(data: Data | QuestionData) -> str:
     """Return why data cannot be read by the characters that they have; empty if they can, or are not to be."""
     if getattr(data, "tokenizer", "") != "characters" or isinstance(data, TextData):
         return ""

@@ -91,7 +91,7 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, "checkpoint.best=eval_accuracy"],
             "checkpoint.best: must be null or {metric: eval_accuracy, mode: max}",
         ),
-        ([*TINY, "run.state_dir=gs://b/x"], "run.state_dir: is a folder of this machine, not an address"),
+        ([*TINY, "run.state_dir=gs://b/x"], "run.state_dir: gs://b/x is no folder of this machine"),
         ([*TINY, "loop.loss_options={cap: 2.0}"], "loop: loss_options: grpo takes none, but a loss_type of your own"),
         ([*TINY, "run.seed=true"], "run.seed: must be a number, not true; YAML reads yes and on as true, no and off"),
         ([*TINY, "budget={max_hours: 2, max_usd: true}"], "budget.max_usd: must be a number, not true; YAML"),

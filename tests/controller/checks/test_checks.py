@@ -92,11 +92,6 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*GRPO, "data=jsonl", "data.path=x"], "model_kind: error data.kind: loop.kind=grpo cannot read"),
         ([*LM[:1], "data=arithmetic", *LM[3:]], "model_kind: error data.kind: loop.kind=lm cannot read"),
         ([*LM, "model=trm"], "model_kind: error model.kind: loop.kind=lm cannot train a trm; use loop=puzzle with "),
-        (
-            ["+experiment=smoke", "data.tokenizer=characters"],
-            "model_kind: error data.tokenizer: characters requires data=text, not data.kind=arithmetic; use bytes",
-        ),
-        ([*LM, "data.tokenizer=characters"], "model_kind: error data.tokenizer: characters requires data=text, not"),
         ([*GRPO, "model=tiny", LONGROPE], "refused: error loop.max_new_tokens: rows of "),
         (
             [*GRPO, "model.max_seq_len=32"],
@@ -148,8 +143,6 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ),
         ([*GRPO, "data.tokenizer=characters"], "refused: error data.tokenizer: characters requires a text, not questi"),
         ([*LM, "data.tokenizer=characters"], "refused: error data.tokenizer: characters requires a text, not jsonl; u"),
-        ([*GRPO, "loop.loss_options={cap: 2.0}"], "unread: warning loop.loss_options: has no effect: loss_type=grpo"),
-        ([*LM, "loop.loss_options={label_smoothing: 0.1}"], "unread: warning loop.loss_options: has no effect: loss=c"),
         ([*GRPO, "loop.environment.options={a: 3}"], "unread: warning loop.environment.options: has no effect: loop.e"),
         ([*GRPO, "loop.environment.max_turns=3"], "unread: warning loop.environment.max_turns: has no effect: loop.en"),
         ([*GRPO, "loop.environment.sandbox.processes=9"], "unread: warning loop.environment.sandbox.processes: has no"),

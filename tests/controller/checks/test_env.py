@@ -322,16 +322,6 @@ def test_the_package_of_a_tracker_is_installed(
     assert found("[my_own:Tracker]") == []
 
 
-def test_a_secret_is_not_shipped_with_the_code(tmp_path: Path) -> None:
-    (tmp_path / "key.txt").write_text("k")
-    made = config("program=command", "program.command=[x]", "cloud=local", f"env.secrets.KEY=file:{tmp_path}/key.txt")
-    for files, said in ((("key.txt",), "env.secrets.KEY: "), ((), "")):
-        plan = build_plan(made, "acme", tmp_path, CodeSnapshot(tmp_path, files))
-        found = "".join(map(str, env.secrets_are_not_shipped(plan, plans.context())))
-        assert found.startswith(said)
-        assert ("key.txt is shipped with the code; move it out of" in found) == (said != "")
-
-
 def test_the_lock_has_what_is_wanted_and_every_package_once() -> None:
     harness = "loop.evaluations={e: {run: lm_eval, options: {tasks: [a]}}}"
     for words, there in (

@@ -145,10 +145,7 @@ def test_requirements_must_name_the_harness(tmp_path: Path, text: str, found: in
         ([*GRPO, "loop.environment.name=my_reward:brief"], "takes (response, answer)"),
         ([*GRPO, r"loop.rewards={trainer.rewards.nothing\:brief: 1.0}"], "trainer has no module rewards.nothing"),
         *(
-            (
-                [*LM, "optimizer=custom", f"optimizer.rule=optax:{name}"],
-                "is a whole optimizer, with a rate and a sign of",
-            )
+            ([*LM, "optimizer=custom", f"optimizer.rule=optax:{name}"], "takes a learning_rate, so it is a whole")
             for name in ("adamw", "adam", "sgd", "lion")
         ),
         ([*LM, "optimizer=custom", "optimizer.rule=optax:addamm"], "defines no addamm; it defines "),

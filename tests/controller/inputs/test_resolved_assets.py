@@ -297,7 +297,7 @@ def test_the_pod_fetches_what_it_alone_may(slipway: SlipwayCli, host: Host, monk
     assert slipway("up", *words, KEEP)[0] == 0
     assert host.num_downloads == 1
     wrong = entry.replace(SHA256, "0" * 64)
-    code, _, err = slipway("up", *words, KEEP, f"assets.models.gated.files={wrong}")
+    code, _, err = slipway("up", *(word.replace(entry, wrong) for word in words), KEEP)
     assert code == 1
     assert "w.bin: " in err
     assert "but the config has 000000000000" in err
