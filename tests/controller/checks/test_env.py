@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from controller.checks import asset_access, env, project
-from controller.checks.env import secrets_stay_here
+from controller.checks import asset_access, env, project, secrets
 from controller.checks.preflight import checks_of
+from controller.checks.secrets import secrets_stay_here
 from controller.context import Context
 from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.plan.build import build_plan
@@ -25,7 +25,9 @@ COMMIT = "c" * 40
 
 def words(*overrides: str) -> list[str]:
     made = config(*COMMAND, *overrides)
-    checks = [check for module in (env, asset_access, project) for check in checks_of(module) if not check.rule.live]
+    checks = [
+        check for module in (env, secrets, asset_access, project) for check in checks_of(module) if not check.rule.live
+    ]
     checks = [check for check in checks if check.rule.id != "complete"]
     return [f"{finding.check}: {finding.severity} {finding}" for check in checks for finding in check(made)]
 

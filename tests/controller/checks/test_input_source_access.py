@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from controller.checks.input_downloads import builds_run_where_they_can, files_can_be_fetched
+from controller.checks.asset_access import builds_run_where_they_can, files_can_be_fetched
 from controller.checks.input_hugging_face import HubSource, hub_sources, hub_sources_can_be_read, sources_can_be_read
 from controller.checks.preflight import probe_plan
 from controller.localcloud.hub import HubFault, HubServer
