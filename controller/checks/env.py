@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import PurePath
 
 from packaging.requirements import Requirement
@@ -26,6 +27,8 @@ PROJECT_FILES = ("uv.lock", "pyproject.toml", "requirements.txt", "setup.py", "s
 """Files of which program.setup may install what they name."""
 BRACES = re.compile(r"\$?\{+\s*[A-Za-z_][\w .-]*\}+|<[a-z_]+>|assets://[\w.-]+")
 """What may be meant to be filled in: {run_dir} in another spelling, or the address of an asset."""
+OF_SHELL = re.compile(r"\$\{?[A-Z_][A-Z0-9_]*\b\}?|(?<![^\s=:])~/[\w.-]*")
+"""What a shell would replace."""
 MAX_ARGUMENT_BYTES = 131_000
 """Bytes of an argument, or of a variable with its name: slightly below Linux's limit of 32 pages."""
 COORDINATORS = {"JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS", "MASTER_ADDR"}
@@ -233,6 +236,22 @@ def arguments_fit_a_process(config: Config) -> Iterator[Issue]:
         if len(text.encode()) > MAX_ARGUMENT_BYTES:
             size = len(text.encode())
             yield Issue(f"has {size} bytes, but the limit is {MAX_ARGUMENT_BYTES}; put it into a file", key)
+
+
+@check("unexpanded", "warning", "env.vars.NAME", "program.command", "program.setup")
+def no_shell_is_needed(config: Config) -> Iterator[Issue]:
+    """No shell reads variables and the program's words, so `$NAME` and `~` stay as they are."""
+    texts = [(f"env.vars.{name}", value) for name, value in config.env.vars.items()]
+    for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
+        texts += [
+            (f"program.{key}", word) for option, word in pairwise(("", *argv)) if not re.fullmatch("-[a-z]*c", option)
+        ]
+        if argv[:1] == ("sudo",):
+            yield Issue("sudo leaves out the program's Python and variables; leave it out", f"program.{key}")
+    for key, text in texts:
+        if found := OF_SHELL.search(text):
+            cure = "bash -c '…' has a shell" if key.startswith("program.") else "write what it stands for"
+            yield Issue(f"{found[0]} stays as it is, since no shell reads it; {cure}", key)
 
 
 @check("variable_reserved", "error", "env.vars.NAME")

@@ -69,8 +69,9 @@ def shell_line(argv: Sequence[str]) -> tuple[str, str] | None:
         return f"{first!r} is no program's name", shlex.join(["bash", "-c", line])
     if ASSIGNMENT.match(first):
         return f"{first} is no program; `env` sets variables", shlex.join(["env", *argv])
-    of_shell = [first] if first in SHELL_WORDS else [word for word in argv[:-1] if word in SHELL_OPERATORS]
-    if of_shell:  # the last word may be the `;` of find
+    inner = argv[:-1] if argv[-1] == ";" else argv  # the last word may be the `;` of find
+    of_shell = [first] if first in SHELL_WORDS else [word for word in inner if word in SHELL_OPERATORS]
+    if of_shell:
         return f"{of_shell[0]} is for a shell, and no shell reads these words", shlex.join(["bash", "-c", line])
     return None
 

@@ -69,6 +69,8 @@ COMMAND = ["program=command", "program.command=[a]"]
         ),
         ([*TINY, "loop.scale_rewards=false"], "loop.scale_rewards: unknown key; did you mean loop.advantage_std?"),
         ([*TINY, "tpu.num_workers=4"], "tpu.num_workers: unknown key; did you mean tpu.accelerator_type?"),
+        ([*TINY, "tpu.workers=4"], "tpu.workers: unknown key; did you mean tpu.accelerator_type?"),
+        ([*TINY, "tpu.chips=4"], "tpu.chips: unknown key; did you mean tpu.accelerator_type?"),
         ([*TINY, "data.shuffle_seed=3"], "data.shuffle_seed: unknown key; did you mean run.seed?"),
         (
             [*TINY, "loop.environment.timeout=5"],

@@ -42,6 +42,7 @@ def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.Mo
     assert words() == []
     assert words("program.command=[pip,install,hf_transfer,--eos-token,'<eos>']", "env.vars.JAX_PLATFORMS=cpu") == []
     assert words("env.vars.JAX_PLATFORMS='tpu,cpu'", *ON_GCP) == []
+    assert words("program.command=[bash,-lc,'python train.py $SLIPWAY_RUN_DIR ~/x']", "env.vars.P='a$b'") == []
     monkeypatch.setenv("KEY", "k")
     (tmp_path / "data").write_text("")
     right = [
@@ -131,6 +132,19 @@ def test_a_word_that_no_program_can_be_given() -> None:
                 ("assets://d", "{assets.datasets.d}"),
             )
         ),
+        *(
+            ([f"program.command=[python,-m,controller,{word}]"], f"unexpanded: warning program.command: {found} stays")
+            for word, found in (
+                ("'$SLIPWAY_RUN_DIR'", "$SLIPWAY_RUN_DIR"),
+                ("'--out=$HOME/x'", "$HOME"),
+                ("'--out=~/x'", "~/x"),
+            )
+        ),
+        (
+            ["env.vars.D=~/data"],
+            "unexpanded: warning env.vars.D: ~/data stays as it is, since no shell reads it; write",
+        ),
+        (["program.command=[sudo,python,-m,controller]"], "unexpanded: warning program.command: sudo leaves out"),
         (["env.vars.D='{{run_dir}}/x'"], "asset_named: warning env.vars.D: {{run_dir}}: write {run_dir} alone"),
         (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m}: no such"),
         (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
