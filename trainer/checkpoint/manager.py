@@ -18,7 +18,7 @@ from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.storage import RunStorage, array_handler, first_line, is_outage, outage_of
 from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, named_leaves
 from trainer.distributed.preemption import PreemptedError
-from trainer.distributed.runtime import gather_tree
+from trainer.distributed.runtime import gather_texts, gather_tree
 from trainer.models.weights import Params
 from trainer.pretrained.integrity import OUTAGE_PATTERN, altered, check_database, read_checksums, write_checksums
 from trainer.step.nan_diagnosis import DivergedError
@@ -122,10 +122,11 @@ class CheckpointManager:
         if self._bridge is not None and step in self._bridge.steps:
             return
         clear = self._bridge is None or self._bridge.can_write(self._manager)
-        if clear:
+        if clear or (step == self._begun and self._is_written()):
             self._begun = None
+        damaged = step in self._retention.broken_steps
         if step in self._manager.all_steps() and step != self._begun:
-            if step not in self._retention.broken_steps:
+            if not damaged:
                 return
             if clear:
                 self._manager.delete(step)
@@ -138,6 +139,16 @@ class CheckpointManager:
                 return
             self._reopen()
             clear = True
+            if self.has_begun(step):
+                if not damaged:
+                    return
+                self._manager.delete(step)
+
+    def _is_written(self) -> bool:
+        """Return whether what was begun has been written by all processes, though the bucket does not answer now."""
+        assert self._bridge is not None
+        ended = not self._manager.is_saving_in_progress() and not outage_of(self._manager.check_for_errors)
+        return all(gather_texts("ended" if ended and not self._bridge.lost_a_write else ""))
 
     def _write(self, step: int, state: Any, content: dict[str, Any]) -> bool:
         """Begin to write to the run's folder; return False if that failed on any process and is bridged."""

@@ -38,17 +38,21 @@ class ReplacedError(RuntimeError):
     """A later attempt of the run exists, and the bucket is its own. All processes raise it together."""
 
 
+NOT_WRITTEN = "a checkpoint was not written"
+
+
 class OutageBridge:
     """Decides where checkpoints go. All processes call every method, in the same order.
 
     Attributes:
         suspended: whether checkpoints go to the workers' disks at the moment.
+        lost_a_write: whether they do because a checkpoint could not be written to the bucket.
     """
 
     def __init__(self, log: Outputs, saves: LocalSaves, max_hours: float) -> None:
         self._log, self._storage, self._saves, self._max_hours = log, log.storage, saves, max_hours
         self._clock = log.storage.clock
-        self.suspended = False
+        self.suspended = self.lost_a_write = False
         self._since = self._next_upload = 0.0
         self.steps: list[int] = []
 
@@ -79,6 +83,7 @@ class OutageBridge:
             if not any(said):
                 return True
             if problem := next((text for text in said if text not in ("", "writing")), ""):
+                self.lost_a_write = any(text.startswith(NOT_WRITTEN) for text in said)
                 self._suspend(problem)
                 break
             time.sleep(pause)
@@ -153,7 +158,7 @@ class OutageBridge:
         if writer.is_saving_in_progress():
             return "writing"
         problem = outage_of(writer.check_for_errors)
-        return problem and f"a checkpoint was not written: {problem}"
+        return problem and f"{NOT_WRITTEN}: {problem}"
 
     def _suspend(self, problem: str) -> None:
         self.suspended, self._since, self._next_upload = True, self._clock(), 0.0

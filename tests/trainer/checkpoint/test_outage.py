@@ -227,7 +227,12 @@ def test_a_last_checkpoint_that_failed_in_the_background_is_saved_again(bucket, 
         checkpoints._manager.wait_until_finished()
         shutil.rmtree(bucket.folder / "run/checkpoints/2")
         failed = [ValueError("UNAVAILABLE: Error writing object")]
-        monkeypatch.setattr(checkpoints._manager, "check_for_errors", lambda: (_ for _ in ()).throw(failed.pop()))
+
+        def fail_once() -> None:
+            if failed:
+                raise failed.pop()
+
+        monkeypatch.setattr(checkpoints._manager, "check_for_errors", fail_once)
         checkpoints.save(2, arrays(2), {"at": "second"})
         assert (bucket.steps(), bucket.on_disk()) == ([], ["2"])
         monkeypatch.undo()
@@ -236,6 +241,39 @@ def test_a_last_checkpoint_that_failed_in_the_background_is_saved_again(bucket, 
         state, position = read(checkpoints, 2)
     assert position == {"at": "second"}
     assert_equal(state, arrays(2))
+
+
+def test_a_last_checkpoint_that_is_complete_is_not_sent_again(bucket, monkeypatch):
+    """The bucket does not answer when it is saved once more."""
+    uploads: list[str] = []
+    monkeypatch.setattr(local_saves.LocalSaves, "upload", lambda *_: uploads.append("upload") or "")
+    with bucket.open() as checkpoints:
+        checkpoints.save(2, arrays(2), {"at": "first"})
+        checkpoints._manager.wait_until_finished()
+        bucket.up = False
+        bucket.later(31)
+        checkpoints.save(2, arrays(2), {"at": "second"})
+        assert (bucket.steps(), bucket.on_disk()) == (["2"], [])
+        bucket.up = True
+    assert uploads == []
+    with bucket.open() as checkpoints:
+        assert read(checkpoints, 2)[1] == {"at": "first"}
+
+
+def test_a_disk_without_room_sends_nothing_that_the_bucket_has(bucket, monkeypatch):
+    """The write of the last checkpoint ends during the outage, and the disk has no room for it."""
+    with bucket.open() as checkpoints:
+        checkpoints.save(2, arrays(2), {"at": "first"})
+        checkpoints._manager.wait_until_finished()
+        monkeypatch.setattr(checkpoints, "_is_written", lambda: False)
+        monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+        back = bucket.now + 300
+        checkpoints._bridge._storage._probe = lambda: bucket.now >= back
+        bucket.later(31)
+        checkpoints.save(2, arrays(2), {"at": "second"})
+        assert (bucket.now >= back, bucket.steps(), bucket.on_disk()) == (True, ["2"], [])
+    with bucket.open() as checkpoints:
+        assert read(checkpoints, 2)[1] == {"at": "first"}
 
 
 def test_the_disk_holds_as_many_checkpoints_as_the_bucket(bucket):
