@@ -55,9 +55,8 @@ def _of_loop(config: Config) -> Iterator[tuple[str, str]]:
             yield f"environment.sandbox.{name}", "only environments of verifiers have a sandbox"
     if loop.overlong != "penalize":
         yield "overlong_buffer_fraction", f"loop.overlong is {loop.overlong}, not penalize"
-    for name in ("rollout_is", "rollout_rs"):
-        if getattr(loop.rollout_correction, name) is None:
-            yield f"rollout_correction.{name}_threshold", f"loop.rollout_correction.{name} is null"
+    if loop.rollout_correction.rollout_rs is None:
+        yield "rollout_correction.rollout_rs_threshold", "loop.rollout_correction.rollout_rs is null"
     if loop.test_samples_per_prompt is None:
         yield "test_prompts", "loop.test_samples_per_prompt is null, so there is no test"
     if not loop.sampler.pods:

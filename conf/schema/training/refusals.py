@@ -114,7 +114,9 @@ def _texts(texts: TextSamples, data: Data, model: Model) -> Iterator[Refusal]:
 
 
 def _kernel(model: Model, data: Data | None, backend: str) -> Iterator[Refusal]:
-    """With documents in a row, cudnn gives way to the reference."""
+    """With documents in a row, cudnn gives way to the reference. A family of the user's own may use none of ours."""
+    if model.implementation is not None:
+        return
     wanted = BACKENDS.get(model.attention, backend)
     if wanted != backend and not (wanted == "gpu" and getattr(data, "packing", None) == "documents"):
         yield Refusal("model.attention", f"{model.attention} is a kernel of {wanted}, and this is {backend}; use auto")

@@ -67,6 +67,17 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        [*GRPO, "loop.rollout_correction.rollout_is_threshold=3"],  # the effective sample size is of truncated weights
+        ["+experiment=quickstart", "model.attention=splash", "model.implementation=mine:Family"],
+    ],
+)
+def test_keys_that_are_read_or_never_asked_for_are_not_commented_on(overrides: list[str]) -> None:
+    assert not [line for line in words(*overrides) if line.startswith(("unread", "refused"))]
+
+
+@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         ([*GCP, "network.nat=false", "tpu.external_ip=false"], "way_out: error network.nat: workers without an extern"),
@@ -152,8 +163,8 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ),
         ([*GRPO, "loop.overlong_buffer_fraction=0.5"], "unread: warning loop.overlong_buffer_fraction: has no effect"),
         (
-            [*GRPO, "loop.rollout_correction.rollout_is_threshold=3"],
-            "unread: warning loop.rollout_correction.rollout_is_threshold: has no effect: loop.rollout_correction.rol",
+            [*GRPO, "loop.rollout_correction.rollout_rs_threshold=3"],
+            "unread: warning loop.rollout_correction.rollout_rs_threshold: has no effect: loop.rollout_correction.rol",
         ),
         (
             [*GRPO, "loop.test_samples_per_prompt=null", "loop.test_prompts=7"],
