@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, REPEAT, VERBS, flags, module_of, parser
-from controller.config.compose import OVERRIDE, config_groups
+from controller.config.compose import OVERRIDE, REPLACED, config_groups
 from controller.config.grammar_errors import is_secret, typed_secrets
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.text import sanitized_output, width_of, wrap
@@ -125,11 +125,16 @@ def _raise_if_program(verb: str, words: Sequence[str]) -> None:
 
 
 def _raise_if_twice(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for a key or group with two values: the later one would count, without a word."""
+    """Raise ConfigError for a key or group with two values: the later one would count, without a word.
+
+    Mappings are merged, so of those all count.
+    """
     given: dict[str, str] = {}
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
         if (first := given.setdefault(key, value)) == value:
+            continue
+        if first[:1] == value[:1] == "{" and f"{key}=" not in REPLACED:
             continue
         cure = f"; a sweep over both is -m {key}={first},{value}"
         if key == "experiment":

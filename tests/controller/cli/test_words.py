@@ -160,6 +160,8 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
             "plan loop=grpo loop=dpo",
             "loop: is given twice, with grpo and dpo; give one of them; a sweep over both is -",
         ),
+        ("plan loop.rewards={a:1} loop.rewards={b:1}", "loop.rewards: is given twice"),
+        ("plan env.vars={A:1} env.vars=null", "env.vars: is given twice"),
         ("up experiment=a +experiment=b", "can have both as bases: `defaults: [a, b, _self_]`"),
         ("plan env.secrets.A=sk-1 env.secrets.A=sk-2", "env.secrets.A: is given twice, with two values; give one of"),
         ("plan --tpu v5e-8 --tpu=v6e-8 -- python a.py", "--tpu: is given twice; give it once"),
@@ -219,6 +221,7 @@ def test_an_unknown_slice_to_compare_is_told_before_the_compiler_starts(
     ("line", "flags", "overrides"),
     [
         ("plan data.answer_mark= cloud=local", {}, ("data.answer_mark=", "cloud=local")),
+        ("plan env.vars={A:1} env.vars={B:2}", {}, ("env.vars={A:1}", "env.vars={B:2}")),
         ("export --to gs://bucket/folder --tokenizer a.json", {"to": "gs://bucket/folder", "tokenizer": "a.json"}, ()),
         ("plan --plan my.yaml", {"plan": "my.yaml"}, ()),
         ("forward 6006:6007", {"port": (6006, 6007)}, ()),
