@@ -8,19 +8,26 @@ import builtins
 import importlib.util
 import inspect
 import re
-import symtable
 import sys
-import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from controller.core.text import nearest_names
-from controller.inputs.modules import OURS, lock_text, locked_packages, meant_module
+from controller.inputs.modules import OURS, lock_text, locked_packages, meant_module, syntax_tree
 
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+MAKERS = frozenset(
+    {"globals", "exec", "eval", "vars", "locals", "setattr", "builtins", "modules", "import_module", "__import__"}
+    | {"__dict__", "__globals__", "__builtins__", "f_globals", "FunctionType"}
+)
+"""With one of these a module may give itself names that no statement shows."""
+CATCHING = frozenset({"NameError", "Exception", "BaseException"})
+OTHER_PYTHONS = frozenset({"TYPE_CHECKING", "version_info", "PY2", "PY3"})
+"""What is asked before names are used that this Python may lack."""
 
 
 class _Default:
@@ -51,48 +58,96 @@ class Definition:
 def undefined_name(found: Definition) -> str:
     """Return the name that a definition, or what it uses of its module, reads and nobody defines, with its line.
 
-    Empty if there is none, or names may come from elsewhere: `from module import *`, `globals()`, `exec`.
+    Empty if there is none, or in doubt: names may come from `from module import *`, or the module uses what makes some.
     """
-    if found.own is None or any(name.startswith("*") for name in found.among):
+    if found.own is None:
         return ""
-    with tokenize.open(found.own) as file:
-        source = file.read()
-    table = symtable.symtable(source, str(found.own), "exec")
-    scopes = [table]
-    for scope in scopes:
-        scopes += scope.get_children()
-    known = {*vars(builtins), "__file__", "__builtins__"} | {
-        each.get_name()
-        for scope in scopes
-        for each in scope.get_symbols()
-        if (scope is table or each.is_declared_global()) and (each.is_assigned() or each.is_imported())
-    }
-    read, todo = dict[str, int](), [found.name]
-    for name in todo:  # it grows
-        inner = [each for each in table.get_children() if each.get_name() == name]
-        for scope in inner:
-            inner += scope.get_children()
-            names = [each.get_name() for each in scope.get_symbols() if each.is_global() and each.is_referenced()]
-            read |= {each: scope.get_lineno() for each in names if each not in read}
-            todo += [each for each in names if each not in todo]
-    if {"globals", "exec", "eval", "vars"} & read.keys():
+    tree = parse(found.own)
+    if {"*", *MAKERS} & {*_words(tree)}:
         return ""
-    absent = {name: line for name, line in read.items() if name not in known}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name) and node.id in absent and node.lineno >= absent[node.id]:
-            near = get_close_matches(
-                node.id, {each.get_name() for scope in scopes for each in scope.get_symbols()} - {*absent}, n=1
-            )
-            cure = f"import {node.id}" if node.id in sys.stdlib_module_names else "import or define it"
+    made = [child for node in tree.body for child in ([node] if isinstance(node, NAMED) else ast.walk(node))]
+    among = {child.name: child for child in made if isinstance(child, NAMED)}
+    outside = {name for node in tree.body for name in ([node.name] if isinstance(node, NAMED) else _bound(node))}
+    for node in ast.walk(tree):  # a walrus may be in a default of a function
+        outside |= {*node.names} if isinstance(node, ast.Global) else set()
+        outside |= {*_bound(node.target)} if isinstance(node, ast.NamedExpr) else set()
+    todo = [found.name]
+    for definition in todo:  # it grows
+        body = among[definition].body if definition in among else []
+        inside = {*_bound(among[definition])} if body else set[str]()
+        read = sorted((name for name in _read(body) if name.id not in inside), key=lambda name: name.lineno)
+        for name in read:
+            if name.id in outside or name.id in vars(builtins) or name.id.startswith("__") or name.id == "_":
+                continue
+            near = get_close_matches(name.id, inside | outside, n=1)
+            cure = f"import {name.id}" if name.id in sys.stdlib_module_names else "import or define it"
             cure = f"did you mean {near[0]}?" if near and cure[-2:] == "it" else cure
-            return f"uses {node.id} in line {node.lineno}, which is defined nowhere; {cure}"
+            return f"uses {name.id} in line {name.lineno}, which is defined nowhere; {cure}"
+        todo += dict.fromkeys(name.id for name in read if name.id not in todo)
     return ""
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Yield the names, attributes and imports in a syntax tree."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word):
+                yield word
+            case ast.alias(name=words):
+                yield from words.split(".")
+            case _:
+                pass
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a syntax tree gives a meaning in any of its scopes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.MatchMapping(rest=str(name)):
+                yield name
+            case ast.alias(name=name, asname=other):
+                yield other or name.partition(".")[0]
+            case _ if isinstance(name := getattr(node, "name", None), str):  # def, class, except, case, type parameter
+                yield name
+            case _:
+                pass
+
+
+def _read(body: Iterable[ast.AST]) -> Iterator[ast.Name]:
+    """Yield the names that statements read. Not those of annotations, nor where a NameError may be caught."""
+    todo = [*body]
+    for node in todo:  # it grows
+        skipped = {"annotation", "returns"}
+        match node:
+            case ast.Name(ctx=ast.Load()):
+                yield node
+            case ast.Try() | ast.TryStar() if any(map(_may_catch, node.handlers)):
+                skipped |= {"body"}
+            case ast.With() if CATCHING & {word for item in node.items for word in _words(item)}:
+                skipped |= {"body"}
+            case ast.If() if OTHER_PYTHONS & {*_words(node.test)}:
+                skipped |= {"body", "orelse"}
+            case _:
+                pass
+        for field, value in ast.iter_fields(node):
+            children = value if isinstance(value, list) else [value]
+            todo += [child for child in children if isinstance(child, ast.AST) and field not in skipped]
+
+
+def _may_catch(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler may catch a NameError. An attribute, as json.JSONDecodeError, is another error."""
+    for kind in handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]:
+        error = vars(builtins).get(kind.id) if isinstance(kind, ast.Name) else None
+        is_other = isinstance(error, type) and not issubclass(NameError, error)
+        if not is_other and not isinstance(kind, ast.Attribute):
+            return True
+    return False
 
 
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file. Raises DefinitionError if it is no Python."""
     try:
-        return ast.parse(path.read_bytes(), str(path))
+        return syntax_tree(path)
     except SyntaxError as error:
         where = f", line {error.lineno}" if error.lineno else " is no Python"
         raise DefinitionError(f"{path}{where}: {error.msg}") from None

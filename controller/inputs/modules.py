@@ -8,6 +8,7 @@ import difflib
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,7 +216,7 @@ def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> It
     while left:
         path = left.pop()
         try:
-            tree = ast.parse(path.read_bytes(), str(path))
+            tree = syntax_tree(path)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue  # `find_signature` reports it
         for node in tree.body:
@@ -232,6 +233,19 @@ def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> It
                     continue
                 if locked or not is_importable(top):
                     yield f"{path}, line {node.lineno}: imports {top}", top
+
+
+def syntax_tree(path: Path) -> ast.Module:
+    """Return the syntax tree of a file that Python can compile.
+
+    Raises:
+        SyntaxError: it cannot; some errors, such as two parameters of one name, only the compiler finds.
+        ValueError, RecursionError, MemoryError: there is a null byte, or it is nested too deeply.
+    """
+    tree = ast.parse(path.read_bytes(), str(path))
+    with warnings.catch_warnings(action="ignore"):
+        compile(tree, str(path), "exec", dont_inherit=True)
+    return tree
 
 
 def is_importable(module: str) -> bool:

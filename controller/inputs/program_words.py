@@ -3,7 +3,6 @@
 The same judgement for the words after `--` and for `program.command`.
 """
 
-import ast
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from controller.core.text import nearest_names
 from controller.inputs.git import run_git
-from controller.inputs.modules import OURS, is_importable
+from controller.inputs.modules import OURS, is_importable, syntax_tree
 
 INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 VALUED_OPTIONS = ("-X", "-W")
@@ -292,7 +291,7 @@ def syntax_problem(argv: Sequence[str], file: Path) -> str:
         if file.suffix != ".py":
             return ""  # it may be a zip archive, or compiled
         try:
-            ast.parse(file.read_bytes())
+            syntax_tree(file)
         except SyntaxError as error:
             return f"{file.name}, line {error.lineno}: {error.msg}"
         except (ValueError, RecursionError, MemoryError) as error:  # such as a null byte; nested too deeply

@@ -24,6 +24,7 @@ OF_CONTENT = (", line ", "null", ".sh: line ", "imports ")
 PROGRAMS = {
     "plain.py": "import jax\n",
     "bad.py": "def f(:\n",
+    "late.py": "x = 1\nreturn x\n",
     "null.py": "\0",
     "lacks.py": "import beside\nfrom nosuchpkg import x\n",
     "beside.py": "",
@@ -67,6 +68,7 @@ PROGRAMS = {
         (["python", "bare.sh"], "error bare.sh: is not for python; use: bash bare.sh"),
         (["./lab"], "error ./lab: is a folder, which only python starts; use: python ./lab"),
         (["python", "bad.py"], "error bad.py, line 1: "),
+        (["python", "late.py"], "error late.py, line 2: 'return' outside function"),
         (["python", "-u", "null.py"], "error null.py"),
         (["python", "lab"], "error __main__.py, line 1: "),
         (["python", "-m", "lab"], "error __main__.py, line 1: "),

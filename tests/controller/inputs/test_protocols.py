@@ -156,6 +156,60 @@ GOOD_GAME = (
             "reward",
             "",
         ),
+        ("globals().update(zz=3)\ndef f(response, answer): return zz", "reward", ""),
+        ("exec('zz = 3')\ndef f(response, answer): return zz", "reward", ""),
+        ("def f(response, answer): return zz\ndef h(): exec('global zz; zz = 3')", "reward", ""),
+        (
+            "import sys\nsetattr(sys.modules[__name__], 'zz', 3)\ndef f(response, answer): return zz",
+            "reward",
+            "",
+        ),
+        ("import builtins\nbuiltins.zz = 3\ndef f(response, answer): return zz", "reward", ""),
+        ("def f(response, answer): return float(len(__path__ or __annotations__))", "reward", ""),
+        (f"class f:\n at = __module__ + __qualname__\n {GOOD_GAME}", "environment", ""),
+        ("[y := i for i in range(3)]\ndef f(response, answer): return y", "reward", ""),
+        (
+            "def f(response, answer):\n    try:\n        return zz\n    except (KeyError, NameError): return 0.0",
+            "reward",
+            "",
+        ),
+        (
+            "def f(response, answer):\n    try:\n        return zz\n    except Exception:\n        return 0.0",
+            "reward",
+            "",
+        ),
+        ("def f(response, answer):\n    try:\n        return zz\n    except:\n        return 0.0", "reward", ""),
+        (
+            "from contextlib import suppress\ndef f(response, answer):\n    with suppress(NameError):\n"
+            "        print(zz)\n    return 0.0",
+            "reward",
+            "",
+        ),
+        (
+            "def f(response, answer):\n    try:\n        return json.loads(answer)\n    except ValueError: return 0.0",
+            "reward",
+            "uses json in line 3, which is defined nowhere; import json",
+        ),
+        (
+            "def f(response, answer):\n    y: Tensor = 1.0\n    def h(a: Tensor) -> Tensor: return a\n    return h(y)",
+            "reward",
+            "",
+        ),
+        (
+            "import sys\ndef f(response, answer):\n    if sys.version_info < (3,):\n"
+            "        return unicode(answer)\n    return 0.0",
+            "reward",
+            "",
+        ),
+        (
+            "def f(response, answer):\n    match answer:\n        case {'a': a, **rest}: return float(a in rest)\n"
+            "        case [b, *c] | (b, *c) as d: return float(b in c + d)\n    return 0.0",
+            "reward",
+            "",
+        ),
+        ("def f(response, response): return 1.0", "reward", "m.py, line 1: duplicate argument 'response'"),
+        ("def f(response, answer):\n    nonlocal q\n    return q", "reward", "m.py, line 2: no binding for nonlocal"),
+        ("def h(): pass\nreturn\ndef f(response, answer): return 1.0", "reward", "m.py, line 2: 'return' outside fun"),
         (
             "def f(response, answer):\n    if response == answer: return 1.0",
             "reward",
