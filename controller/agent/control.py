@@ -170,9 +170,10 @@ def finalize_attempt(
     if bucket:
         done = {**record, "upload": "done"}
         content = dump(done)
-        log = known or GrowingObject(folder / "log", bucket, begun["log_object"])
+        log, size = known or GrowingObject(folder / "log", bucket, begun["log_object"]), file_size(folder / "log")
+        log.has_only_grown(size)  # if not, as of a program that began it anew, it is sent whole
         try:
-            with_retries(lambda: log.send(file_size(folder / "log")))
+            with_retries(lambda: log.send(size))
             with_retries(lambda: upload_stream([content], len(content), bucket, begun["exit_object"]))
             record = done
         except TransferError as error:

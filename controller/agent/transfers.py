@@ -9,13 +9,14 @@ import math
 import os
 import shutil
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
@@ -145,9 +146,11 @@ class GrowingObject:
         self._path, self._bucket, self._name = path, bucket, name
         self._size, self._generation = arrived, ""
         self._looked: tuple[float, int] = (0, 0)
+        self._sender = uuid.uuid4().hex
+        """What marks each object that this one has joined: after an answer that was lost, it is known again."""
 
     def has_only_grown(self, size: int) -> bool:
-        """Return whether a file of now `size` bytes begins with what it held whenever this was asked."""
+        """Return whether a file of now `size` bytes begins with what was sent, and with what was there when asked."""
         seen, crc = self._looked
         has_grown = size >= seen and self._crc(0, int(seen), 0) == crc
         self._looked = (size, self._crc(int(seen), size, crc)) if has_grown else (math.inf, 0)
@@ -157,48 +160,77 @@ class GrowingObject:
         return reduce(lambda crc, chunk: zlib.crc32(chunk, crc), read_chunks(self._path, end - begin, begin), crc)
 
     def send(self, size: int) -> None:
-        """Send the first `size` bytes: whole at first, and if others have changed the object. Raises TransferError."""
-        if size == self._size:
-            return
-        made = self._append(size) if self._generation and size > self._size else ""
-        self._generation = made or upload_stream(read_chunks(self._path, size), size, self._bucket, self._name)
-        self._size = size
+        """Send the first `size` bytes: only what is new, if the file has only grown, and others left the object alone.
 
-    def _append(self, size: int) -> str:
-        """Return the generation that now has `size` bytes; empty if what is there is not what was sent."""
+        Raises TransferError.
+        """
+        seen, crc = self._looked
+        while seen <= size and self._generation and self._size < size and self._append(size):
+            pass
+        if seen > size or size != self._size:
+            seen, crc = 0, 0
+            self._generation = upload_stream(read_chunks(self._path, size), size, self._bucket, self._name)
+            self._size = size
+        self._looked = size, self._crc(int(seen), size, crc)
+
+    def _append(self, size: int) -> bool:
+        """Add the bytes up to `size` to what is there; False if that is not what was sent."""
         new, count = read_chunks(self._path, size, self._size), size - self._size
         if is_folder(self._bucket):
             path = Path(self._bucket) / self._name
             with _transfer_errors(f"the copy to {path}"):
                 if file_size(path) != self._size:
-                    return ""
+                    return False
                 with path.open("r+b") as file:
                     file.seek(self._size)
                     file.writelines(new)
-            return self._generation
-        words = self._name.split("/")
-        part = "/".join([*words[:2], "parts", *words[2:]])  # not beside the file, where others would take it for one
+            self._size = size
+            return True
+        # neither beside the file nor called like it, so that nobody takes it for one
+        part = "/".join([*self._name.split("/")[:2], "parts", hashlib.sha256(self._name.encode()).hexdigest()[:16]])
         upload_stream(new, count, self._bucket, part)
-        objects = f"/storage/v1/b/{quote(self._bucket)}/o"
+        made = self._join(part)
+        try:
+            with _transfer_errors(f"the deletion of gs://{self._bucket}/{part}"):
+                _storage_request(_place_of(self._bucket, part), {}, method="DELETE").close()
+        except TransferError as error:  # the next part replaces it
+            complain(str(error))
+        if not made or not self._size < int(made["size"]) <= size:
+            return False
+        self._size, self._generation = int(made["size"]), str(made["generation"])
+        return True
+
+    def _join(self, part: str) -> dict[str, Any]:
+        """Return the facts of the object that has the part, or what an earlier try had; empty if others wrote it."""
         sources = [{"name": self._name, "generation": self._generation}, {"name": part}]
-        body = json.dumps({"sourceObjects": sources, "destination": {"contentType": CONTENT_TYPE}}).encode()
-        place = f"{objects}/{quote(self._name, safe='')}/compose?ifGenerationMatch={self._generation}"
+        facts = {"contentType": CONTENT_TYPE, "metadata": {"sender": self._sender}}
+        body = json.dumps({"sourceObjects": sources, "destination": facts}).encode()
+        object_, what = _place_of(self._bucket, self._name), f"the upload of gs://{self._bucket}/{self._name}"
         headers = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
         try:
-            with _transfer_errors(f"the upload of gs://{self._bucket}/{self._name}"):
-                with _storage_request(place, headers, [body]) as answer:
-                    made = json.load(answer)
-                _storage_request(f"{objects}/{quote(part, safe='')}", {}, method="DELETE").close()
+            with (
+                _transfer_errors(what),
+                _storage_request(f"{object_}/compose?ifGenerationMatch={self._generation}", headers, [body]) as answer,
+            ):
+                return json.load(answer)
         except TransferError as error:
             if not error.permanent:
-                raise  # if it was done nevertheless, the next try finds another generation
-            complain(f"sent whole: {error}")
-            return ""
-        return str(made["generation"]) if int(made["size"]) == size else ""
+                raise
+            problem = error
+        with suppress(TransferError), _transfer_errors(what), _storage_request(object_, {}) as answer:
+            found = json.load(answer)
+            if found.get("metadata", {}).get("sender") == self._sender:
+                return found
+        complain(f"sent whole: {problem}")
+        return {}
 
 
 def is_folder(bucket: str) -> bool:
     return bucket.startswith("/")
+
+
+def _place_of(bucket: str, name: str) -> str:
+    return f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}"
 
 
 def _open_object(bucket: str, name: str, place: str) -> IO[bytes]:

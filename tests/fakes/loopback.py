@@ -41,6 +41,8 @@ class FakeBucket:
     """`faults` are used up by requests, first in first out: an HTTP status, "corrupt", "cut", "hang" or "lost"."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of the objects that were joined, what their makers said of them."""
     sent: int = 0
     """Bytes of the requests' bodies."""
     requests: list[str] = field(default_factory=list)
@@ -73,6 +75,8 @@ class _Handler(Loopback):
         content = self.store.objects.get(name)
         if content is None:
             return self.answer(404, b"No such object")
+        if "alt=media" not in urlsplit(self.path).query:
+            return self.answer(200, json.dumps(self._facts(name)).encode())
         if fault == "corrupt":
             content = bytes([content[0] ^ 1]) + content[1:]
         if fault == "hang":
@@ -92,16 +96,24 @@ class _Handler(Loopback):
         if composed:
             if query["ifGenerationMatch"] != [generation_of(self.store.objects.get(name, b""))]:
                 return self.answer(412, b"At least one of the pre-conditions you specified did not hold.")
-            content = b"".join(self.store.objects[source["name"]] for source in json.loads(content)["sourceObjects"])
+            order = json.loads(content)
+            content = b"".join(self.store.objects[source["name"]] for source in order["sourceObjects"])
         self.store.objects[name] = content
+        self.store.metadata[name] = order["destination"].get("metadata", {}) if composed else {}
         if fault == "lost":  # the answer, on its way
             return self.answer(503, b"out of order")
+        return self.answer(200, json.dumps(self._facts(name)).encode())
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        content = self.store.objects[name]
         facts = {"name": name, "size": str(len(content)), "generation": generation_of(content)}
-        return self.answer(200, json.dumps(facts).encode())
+        return facts | {"metadata": self.store.metadata.get(name, {})}
 
     def do_DELETE(self) -> None:
         name = unquote(urlsplit(self.path).path.partition("/o/")[2])
-        self._begin(f"DELETE {name}")
+        fault = self._begin(f"DELETE {name}")
+        if isinstance(fault, int):
+            return self.answer(fault, b"out of order")
         del self.store.objects[name]
         return self.answer(204, b"")
 

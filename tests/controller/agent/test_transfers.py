@@ -1,12 +1,15 @@
 """Files that grow, in a bucket: the bytes that are sent, and what is there after faults."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.agent import supervisor
+from controller.agent.control import finalize_attempt
+from controller.agent.fs import write_json
 from controller.agent.transfers import GrowingObject, TransferError, with_retries
 from tests.fakes.loopback import FakeBucket
 
@@ -87,6 +90,55 @@ def test_a_request_that_fails_is_tried_again_and_nothing_is_there_twice(
     path.write_bytes(b"one\ntwo\nthree\n")
     grown.send(14)
     assert bucket.objects[NAME] == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize(
+    "faults", [[None, None, 503], [None, None, 404], [None, None, 403], [None, "lost", None, None, None, 503]]
+)
+def test_what_has_arrived_is_not_sent_again(bucket: FakeBucket, tmp_path: Path, faults: list[Any]) -> None:
+    """The part cannot be deleted, or the answer of joining it was lost and the file has grown since."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+    grown = GrowingObject(path, "b", NAME)
+    grown.send(100_000)
+    bucket.faults = [*faults]
+    for size in (100_001, 100_002):
+        path.write_bytes(b"x" * size)
+        with suppress(TransferError):
+            grown.send(size)
+    with_retries(lambda: grown.send(100_002), sleep=lambda _: None)
+    assert bucket.objects[NAME] == path.read_bytes()
+    assert bucket.sent < 101_500, "once, and the orders to join what was new"
+    assert not bucket.faults
+
+
+def test_a_log_that_its_program_begins_anew_between_two_looks_is_sent_whole_at_the_end(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    folder = tmp_path / "attempt-1"
+    folder.mkdir()
+    begun = {"bucket": "b", "log_object": NAME, "exit_object": "exit", "started": 1.0}
+    write_json(folder / "pid.json", {**begun, "boot_id": "b", "program": {}, "supervisor": {}})
+    grown = GrowingObject(folder / "log", "b", NAME)
+    for content in (b"one\n", b"one\ntwo\n", b"ONE AND\nTWO AND\nMORE\n"):
+        (folder / "log").write_bytes(content)
+        grown.send(len(content))
+    assert bucket.objects[NAME] != content
+    finalize_attempt(folder, {"code": 0, "signal": None, "error": None, "ended": 2.0}, lambda: grown)
+    assert bucket.objects[NAME] == content
+
+
+def test_a_part_that_is_left_is_not_taken_for_the_file(bucket: FakeBucket, tmp_path: Path) -> None:
+    path, name = tmp_path / "file", "runs/run-1/tb/events.out.tfevents.1"
+    grown = GrowingObject(path, "b", name)
+    bucket.faults = [None, None, None, 503]
+    for content in (b"one\n", b"one\ntwo\n"):
+        path.write_bytes(content)
+        grown.send(len(content))
+    assert bucket.objects.pop(name) == content
+    [part] = bucket.objects
+    assert part.startswith("runs/run-1/parts/")
+    assert "tfevents" not in part
 
 
 def test_what_could_not_be_sent_is_sent_the_next_time(bucket: FakeBucket, tmp_path: Path) -> None:
