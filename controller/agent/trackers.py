@@ -164,6 +164,7 @@ class Follower:
         self._place = f"runs/{self._run.name}/{PLACES.get(use, f'trackers/{self._home.name}')}/".replace("//", "/")
         self._copied: dict[str, tuple[int, int]] = {}
         self._objects: dict[str, GrowingObject] = {}
+        self._refused = set[str]()
 
     def hurry(self) -> None:
         """Store at the next look what has been passed on."""
@@ -228,6 +229,7 @@ class Follower:
             archive, fresh = (self._home.with_name(f".{self._home.name}.{word}") for word in ("tar", "new"))
             archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_tree(fresh)
+            self._objects.clear()
             if read_object(self._bucket, self._object, archive):
                 unpack(archive, fresh)
                 archive.unlink()
@@ -236,6 +238,8 @@ class Follower:
             remove_tree(self._home)  # what was not stored is passed on again
             if fresh.exists():
                 fresh.rename(self._home)
+            for name, grown in self._objects.items():  # the tracker may rewrite them before the first store
+                grown.has_only_grown(file_size(self._home / "files" / name))
         return read_json(self._home / STATE) or {}
 
     def _restore_file(self, path: Path, name: str, size: int) -> None:
@@ -322,8 +326,8 @@ class Follower:
         names = [str(path.relative_to(files)) for path in found] if bucket else []
         for name in names:
             size, grown = file_size(files / name), self._object_of(name)
-            if not _is_database(files / name) and grown.has_only_grown(size):
-                with_retries(partial(grown.send, size))
+            fits = name not in self._refused and not _is_database(files / name) and grown.has_only_grown(size)
+            if fits and self._is_sent(name, partial(grown.send, size)):
                 sizes[name] = size
         write_json(self._home / STATE, {**state, "sizes": sizes})
         if not bucket:
@@ -338,9 +342,21 @@ class Follower:
                     tar.add(copies / name, f"files/{name}")
             with_retries(lambda: upload_file(archive, bucket, self._object))
             for name, facts in kept.items():
-                if self._copied.get(name) != facts:
-                    upload_file(copies / name, bucket, self._place + name)
+                if name not in self._refused and self._copied.get(name) != facts:
+                    self._is_sent(name, partial(upload_file, copies / name, bucket, self._place + name))
                     self._copied[name] = facts
+
+    def _is_sent(self, name: str, send: Callable[[], object]) -> bool:
+        """Return False for a file that the bucket never takes under its name: only the state's archive holds it."""
+        try:
+            with_retries(send)
+        except TransferError as error:
+            if not error.permanent or error.denied:
+                raise
+            self._refused.add(name)
+            complain(f"{name!r} is stored with the state only: {error}")
+            return False
+        return True
 
     def _object_of(self, name: str, arrived: int = -1) -> GrowingObject:
         made = GrowingObject(self._home / "files" / name, str(self._bucket), self._place + name, arrived)

@@ -3,6 +3,7 @@
 On a machine without a pod, a bucket is a folder, named by its absolute path.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -65,9 +66,8 @@ def with_retries(
 
 def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
     """Stream an object into a file. Raises TransferError on failure, or if the content does not match `sha256`."""
-    digest, place = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
-    what = f"the download of gs://{bucket}/{name}"
-    with _transfer_errors(what), _open_object(bucket, name, place) as answer, target.open("wb") as file:
+    digest, what = hashlib.sha256(), f"the download of gs://{bucket}/{name}"
+    with _transfer_errors(what), _open_object(bucket, name) as answer, target.open("wb") as file:
         while chunk := answer.read(CHUNK_BYTES):
             digest.update(chunk)
             file.write(chunk)
@@ -77,10 +77,9 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
 
 def read_object(bucket: str, name: str, target: Path) -> bool:
     """Download an object, whatever it holds, and return True; False if there is none. Raises TransferError."""
-    place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
     with _transfer_errors(f"the download of gs://{bucket}/{name}"):
         try:
-            with _open_object(bucket, name, place) as answer, target.open("wb") as file:
+            with _open_object(bucket, name) as answer, target.open("wb") as file:
                 shutil.copyfileobj(answer, file)
         except FileNotFoundError:
             return False
@@ -95,7 +94,7 @@ def object_exists(bucket: str, name: str) -> bool:
     """Return whether the object exists; raise TransferError if the request fails."""
     if is_folder(bucket):
         return (Path(bucket) / name).is_file()
-    place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?fields=size"
+    place = f"{_place_of(bucket, name)}?fields=size"
     found = False
 
     def ask() -> None:
@@ -123,10 +122,11 @@ def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -
     if is_folder(bucket):
         _write_object(content, size, Path(bucket) / name)
         return "file"
-    place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
     headers = {"Content-Length": str(size), "Content-Type": CONTENT_TYPE}
-    with _transfer_errors(f"the upload of gs://{bucket}/{name}"), _storage_request(place, headers, content) as answer:
-        made = json.load(answer)
+    with _transfer_errors(f"the upload of gs://{bucket}/{name}"):
+        place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
+        with _storage_request(place, headers, content) as answer:
+            made = json.load(answer)
         stored, generation = int(made["size"]), str(made["generation"])
     if stored != size:
         raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, expected {size}")
@@ -233,8 +233,10 @@ def _place_of(bucket: str, name: str) -> str:
     return f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}"
 
 
-def _open_object(bucket: str, name: str, place: str) -> IO[bytes]:
-    return (Path(bucket) / name).open("rb") if is_folder(bucket) else _storage_request(place, {})
+def _open_object(bucket: str, name: str) -> IO[bytes]:
+    if is_folder(bucket):
+        return (Path(bucket) / name).open("rb")
+    return _storage_request(f"{_place_of(bucket, name)}?alt=media", {})
 
 
 def _write_object(content: Iterable[bytes], size: int, path: Path) -> None:
@@ -268,7 +270,9 @@ def _transfer_errors(what: str) -> Iterator[None]:
         message = error.read(2000).decode(errors="replace").strip() or error.reason
         raise TransferError(f"{what} failed with HTTP {error.code}: {message}", permanent, error.code == 403) from error
     except (HTTPException, OSError, ValueError, KeyError) as error:
-        raise TransferError(f"{what} was interrupted: {error!r}") from error
+        is_of_name = isinstance(error, UnicodeEncodeError) or getattr(error, "errno", 0) == errno.ENAMETOOLONG
+        shown = what.encode(errors="backslashreplace").decode()
+        raise TransferError(f"{shown} was interrupted: {error!r}", is_of_name) from error
 
 
 def _storage_request(

@@ -1,6 +1,7 @@
 """Servers on loopback, written in a few lines; and as much of Cloud Storage as the agent uses, with faults."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ class FakeBucket:
     """Bytes of the requests' bodies."""
     requests: list[str] = field(default_factory=list)
     faults: list[Any] = field(default_factory=list)
+    refused: re.Pattern[str] | None = None
+    """Names that no object may have."""
     hang_started: threading.Event = field(default_factory=threading.Event)
     hang_released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -93,6 +96,8 @@ class _Handler(Loopback):
         fault = self._begin(f"{'COMPOSE' if composed else 'POST'} {name}")
         if isinstance(fault, int):
             return self.answer(fault, b"out of order")
+        if self.store.refused and self.store.refused.search(name):
+            return self.answer(400, b"Invalid object name")
         if composed:
             if query["ifGenerationMatch"] != [generation_of(self.store.objects.get(name, b""))]:
                 return self.answer(412, b"At least one of the pre-conditions you specified did not hold.")

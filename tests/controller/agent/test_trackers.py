@@ -1,12 +1,14 @@
 """Trackers of the user's own, which write down what they get: each step once, whatever interrupts the run."""
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,11 +115,13 @@ class Life:
         monkeypatch.setitem(sys.modules, "my_followed", module)
         self.last_step: int | None = None
         self.fails = set[int]()
+        self.begins: Callable[[], object] = lambda: None
         self.attempt = 0
         self.bucket = str(folder / "bucket")
 
     def made(self, run: str, config: dict[str, Any], folder: str) -> Any:
         self.files = Path(folder)
+        self.begins()
         return SimpleNamespace(log=self.log, finish=lambda _: None, last_step=self.last_step)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -334,6 +338,51 @@ def test_a_tracker_continues_from_the_files_that_belong_to_its_state(life: Life)
         life.now += 1000
         life.write({"step": int(life.now), "loss": 1.0})
         follower.look()
+
+
+@pytest.mark.parametrize("size", [4, 3, 9])
+def test_a_file_that_is_rewritten_after_a_restore_is_part_of_the_state(
+    life: Life, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    follower = life.begin()
+    follower.look()
+    (life.files / "rows").write_bytes(b"one\n")
+    follower.save()
+    shutil.rmtree(life.run)
+    life.begins = lambda: (life.files / "rows").write_bytes(b"x" * size)
+    follower = life.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(trackers, "upload_file", Mock(side_effect=TransferError("down", permanent=True, denied=True)))
+        follower.look()
+    stored = life.root / "bucket/runs/run-1/trackers/my_followed.Recorder/rows"
+    assert stored.read_bytes() == b"one\n", "the state that is stored needs it"
+    follower.save()
+    assert stored.read_bytes() == b"x" * size
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "byte\udcff"])
+@pytest.mark.parametrize("place", ["bucket", "folder"])
+def test_a_file_that_can_never_be_sent_is_part_of_the_state(
+    life: Life, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str, place: str
+) -> None:
+    """A folder's names are shorter than the copy's; a bucket's are UTF-8, and it may refuse any."""
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", bucket.url)
+    bucket.refused = re.compile("x{250}")
+    life.bucket = "b" if place == "bucket" else life.bucket
+    follower = life.begin()
+    follower.look()
+    for step in range(1, 4):
+        for each in ("first", name, "last"):
+            (life.files / each).write_bytes(b"row\n" * step)
+        life.write({"step": step, "loss": 1.0})
+        life.now += 1000
+        follower.look()
+    assert capsys.readouterr().err.count("is stored with the state only") == (
+        0 if (name[0], place) == ("b", "folder") else 1
+    )
+    shutil.rmtree(life.run)
+    life.begin().look()
+    assert [(life.files / each).read_bytes() for each in ("first", name, "last")] == [b"row\n" * 3] * 3
 
 
 def test_files_elsewhere_are_refused_and_those_that_are_gone_are_told(life: Life, capsys: Any) -> None:
