@@ -350,10 +350,10 @@ def test_a_file_that_is_rewritten_after_a_restore_is_part_of_the_state(
     follower.save()
     shutil.rmtree(life.run)
     life.begins = lambda: (life.files / "rows").write_bytes(b"x" * size)
-    follower = life.begin()
+    (follower := life.begin()).look()
     with monkeypatch.context() as patch:
         patch.setattr(trackers, "upload_file", Mock(side_effect=TransferError("down", permanent=True, denied=True)))
-        follower.look()
+        follower.save()
     stored = life.root / "bucket/runs/run-1/trackers/my_followed.Recorder/rows"
     assert stored.read_bytes() == b"one\n", "the state that is stored needs it"
     follower.save()
