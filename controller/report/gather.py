@@ -9,6 +9,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -115,9 +116,13 @@ def _object_lines(google: GoogleClient, bucket: str, item: dict[str, Any]) -> It
         end = min(at + DOWNLOADED_BYTES, size)
         try:
             content = google.download_range(bucket, item["name"], item["generation"], at, end)
-        except NotFoundError:  # it has grown
-            item = google.call("storage", "objects.get", bucket=bucket, object=item["name"])
-            continue
+        except NotFoundError:  # it has grown, or is gone
+            with suppress(NotFoundError):
+                item = google.call("storage", "objects.get", bucket=bucket, object=item["name"])
+                continue
+            break
+        if not content:  # a shorter one has replaced it
+            break
         *whole, rest = (rest + content).split(b"\n")
         at += len(content)
         yield from whole

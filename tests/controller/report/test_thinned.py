@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from controller.core.this_process import Clock
+from controller.gcp.folder_store import FolderClient
 from controller.report.contents import build_timeline
 from controller.report.gather import bucket_reader, gather_runs, local_reader
 from controller.report.thinned import FEWEST, MAX_TRANSCRIPTS, MOST, Thinned, sample_transcripts
@@ -85,6 +87,30 @@ def test_a_bucket_is_read_piece_by_piece_while_the_run_goes_on(monkeypatch: pyte
     assert sorted(run.curves["train", "metric_0"]) == [*range(1, 41)]
     assert max(sizes) == 1000
     assert sum(sizes) == sum(map(len, told)) + 1000
+
+
+@pytest.mark.parametrize(("now", "found"), [("shorter", [1, 2, 3]), ("empty", [1, 2]), ("gone", [1, 2])])
+def test_an_object_that_was_replaced_or_deleted_since_it_was_listed_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: str, found: list[int]
+) -> None:
+    """A folder's, which has one generation only."""
+    monkeypatch.setattr("controller.report.gather.DOWNLOADED_BYTES", 200)
+    bucket, store = str(tmp_path), FolderClient(Clock())
+    made, told = tmp_path / "runs/r/metrics.jsonl", [*lines(9)]
+    made.parent.mkdir(parents=True)
+    made.write_text("".join(told))
+    real, reads = store.download_range, list[int]()
+
+    def download_range(bucket: str, name: str, generation: str, begin: int, end: int) -> bytes:
+        reads.append(begin)
+        assert len(reads) < 20, "it ends"
+        if len(reads) == 3:
+            made.unlink() if now == "gone" else made.write_text("".join(told[:3]) if now == "shorter" else "")
+        return real(bucket, name, generation, begin, end)
+
+    monkeypatch.setattr(store, "download_range", download_range)
+    [run] = gather_runs([ROW], bucket_reader(store, bucket, lambda run, name: ()))
+    assert [*run.curves["train", "metric_0"]] == found
 
 
 def test_of_transcripts_a_few_are_kept_and_all_are_counted() -> None:
