@@ -11,10 +11,11 @@ MAX_TRANSCRIPTS = 4
 
 
 class Thinned(dict[float, T]):
-    """Values by position. Beyond MOST, one of those that are close together stays, so that up to FEWEST are left.
+    """Values by position. Beyond MOST, a few of those that are close together stay: up to FEWEST times three.
 
-    That is the one that was told last, as an attempt that goes back replaces what an earlier one told, but a value
-    rather than None. The values at the first and at the last position always stay.
+    They are the one that was told last, as an attempt that goes back replaces what an earlier one told, and of numbers
+    the first lowest and the first highest, so that a rare value is not lost; a value rather than None. The values at
+    the first and at the last position always stay.
     """
 
     def add(self, at: float, value: T) -> None:
@@ -26,13 +27,23 @@ class Thinned(dict[float, T]):
         first, last = min(self), max(self)
         # a power of two, so that later gaps hold whole ones
         gap = math.ldexp(1.0, math.frexp(last / FEWEST - first / FEWEST)[1])
-        kept: dict[float, tuple[float, T]] = {}
+        near: dict[float, list[tuple[float, T]]] = {}
         for at, value in self.items():
-            if value is not None or at // gap not in kept:
-                kept[at // gap] = at, value
-        thinned = dict(kept.values()) | {end: self[end] for end in (first, last)}
+            near.setdefault(at // gap, []).append((at, value))
+        thinned = {end: self[end] for end in (first, last)}
+        for found in near.values():
+            told = [one for one in found if one[1] is not None] or found[:1]
+            thinned |= [told[-1], *_extremes(told)]
         self.clear()
         self.update(sorted(thinned.items(), key=lambda item: item[0]))
+
+
+def _extremes(told: list[tuple[float, Any]]) -> list[tuple[float, Any]]:
+    """Return the first of the lowest and of the highest numbers; nothing of other values."""
+    if not isinstance(told[0][1], int | float):
+        return []
+    ordered = sorted(told, key=lambda one: one[0])
+    return [choose(ordered, key=lambda one: one[1]) for choose in (min, max)]
 
 
 def sample_transcripts(read: Callable[[], Iterable[dict[str, Any]]]) -> tuple[list[dict[str, Any]], int]:

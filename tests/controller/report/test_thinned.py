@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from controller.core.this_process import Clock
 from controller.gcp.folder_store import FolderClient
-from controller.report.contents import build_timeline
-from controller.report.gather import bucket_reader, gather_runs, local_reader
+from controller.report.contents import build_report, build_timeline
+from controller.report.gather import RecordedRun, bucket_reader, gather_runs, local_reader
+from controller.report.scaling import _reached
 from controller.report.thinned import FEWEST, MAX_TRANSCRIPTS, MOST, Thinned, sample_transcripts
 from tests.fakes.google import MemoryStorage
 
@@ -50,6 +52,34 @@ def test_what_is_kept_of_a_run_is_bounded_and_its_ends_and_times_are_exact(tmp_p
     assert [(s.kind, s.start, s.end) for s in spans if s.kind == "training"] == [
         ("training", 10.0, 90.0), ("training", 90.1, 10 + count / 8)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("usual", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("rare", [(3333, 6667), (7, 9999), (0, 4)])
+def test_a_rare_value_is_no_constant_and_is_reached_when_it_was(usual: float, rare: tuple[int, int]) -> None:
+    """Two of 10,000 steps, of which as few are kept as of any."""
+    curve: Thinned[float | None] = Thinned()
+    for step in range(10_000):
+        curve.add(step, 3.0 if step in rare else usual)
+    assert set(curve.values()) == {3.0, usual}
+    assert len(curve) <= MOST
+    run = RecordedRun(ROW, None, {("train", "reward"): curve})
+    report = build_report("r", [run])
+    metric = ("train", "reward")
+    assert report.constants == {}
+    assert report.curves(metric)
+    [reached] = _reached(report, report.settings[0], metric, 3.0, usual > 3.0)
+    assert reached.steps == rare[0]
+
+
+def test_of_noise_the_extremes_are_kept_and_no_more_than_most() -> None:
+    curve, chance = Thinned[float | None](), random.Random(1)
+    told = [chance.gauss(0.0, 1.0) for _ in range(30_000)]
+    for step, value in enumerate(told):
+        curve.add(step, value)
+        assert len(curve) <= MOST
+    assert (min(curve.values()), max(curve.values())) == (min(told), max(told))  # type: ignore[type-var]
+    assert {step: told[int(step)] for step in curve} == curve
 
 
 def test_the_attempt_that_was_told_last_counts_and_a_number_before_none() -> None:
