@@ -98,13 +98,15 @@ class _Handler(Loopback):
             return self.answer(fault, b"out of order")
         if self.store.refused and self.store.refused.search(name):
             return self.answer(400, b"Invalid object name")
+        facts: dict[str, str] = {}
         if composed:
             if query["ifGenerationMatch"] != [generation_of(self.store.objects.get(name, b""))]:
                 return self.answer(412, b"At least one of the pre-conditions you specified did not hold.")
             order = json.loads(content)
+            facts = order["destination"].get("metadata", {})
             content = b"".join(self.store.objects[source["name"]] for source in order["sourceObjects"])
         self.store.objects[name] = content
-        self.store.metadata[name] = order["destination"].get("metadata", {}) if composed else {}
+        self.store.metadata[name] = facts
         if fault == "lost":  # the answer, on its way
             return self.answer(503, b"out of order")
         return self.answer(200, json.dumps(self._facts(name)).encode())

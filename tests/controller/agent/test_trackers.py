@@ -137,7 +137,7 @@ class Life:
         self.attempt += 1
         folder = self.run / f"attempt-{self.attempt}"
         folder.mkdir(parents=True)
-        use = order("my_followed:Recorder") | {"earlier": earlier}
+        use: dict[str, Any] = order("my_followed:Recorder") | {"earlier": earlier}
         return Follower(folder, self.bucket, **use, clock=lambda: self.now)
 
     def write(self, *lines: dict[str, Any], mode: str = "a") -> None:
