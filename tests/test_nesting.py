@@ -62,7 +62,7 @@ def read_all(folder: Path) -> None:
     refused(CloudError, "is not a lease written by slipway", BucketLeaseStore(LEASE, "b", "pod").read)
     link: Any = SimpleNamespace(_error=lambda kind, *words: CloudError(f"{kind}: {words[0]}"))
     refused(CloudError, "`observe` did not return JSON", lambda: AgentLink._parse(link, "observe", NESTED.encode()))
-    assert list(gather._parse_jsonl([NESTED.encode(), b'{"a": 1}'])) == [{"a": 1}]
+    assert list(gather.parse_lines([[NESTED.encode(), b'{"a": 1}']])) == [{"a": 1}]
     [line] = said_of_metrics(folder / "metrics.jsonl", NESTED)
     assert "is not a JSON object" in line["warning"]
     assert len(line["warning"]) < 300

@@ -85,7 +85,7 @@ def parse(argv: Sequence[str]) -> Command:
         raise ConfigError(f"{verb}: takes no command after --; {hint}")
     if overrides and not VERBS[verb].config:
         raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")
-    _raise_if_twice(overrides)
+    _tell_what_is_twice(overrides)
     _raise_if_experiment(verb, arguments)
     if verb in (*PROGRAM_VERBS, "up") and not rest:
         _raise_if_program(verb, argv[argv[:1] == [verb] :])
@@ -124,23 +124,22 @@ def _raise_if_program(verb: str, words: Sequence[str]) -> None:
             raise ConfigError(f"{verb}: the program goes after --: {line}")
 
 
-def _raise_if_twice(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for a key or group with two values: the later one would count, without a word.
+def _tell_what_is_twice(overrides: Sequence[str]) -> None:
+    """Say which of two values of a key or group counts; raise ConfigError for two experiments, of which one would.
 
     Mappings are merged, so of those all count.
     """
     given: dict[str, str] = {}
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
-        if (first := given.setdefault(key, value)) == value:
+        first, given[key] = given.get(key, value), value
+        if first == value or (first[:1] == value[:1] == "{" and f"{key}=" not in REPLACED):
             continue
-        if first[:1] == value[:1] == "{" and f"{key}=" not in REPLACED:
-            continue
-        cure = f"; a sweep over both is -m {key}={first},{value}"
         if key == "experiment":
-            cure = f"; a file of your own can have both as bases: `defaults: [{first}, {value}, _self_]`"
-        shown = ("two values", "") if is_secret(key) else (f"{first} and {value}", cure)
-        raise ConfigError(f"{key}: is given twice, with {shown[0]}; give one of them{shown[1]}")
+            both = f"a file of your own can have both as bases: `defaults: [{first}, {value}, _self_]`"
+            raise ConfigError(f"{key}: is given twice, with {first} and {value}; give one of them; {both}")
+        counts = "the last counts" if is_secret(key) else f"{value} counts, not {first}"
+        _note(f"note: {key} is given twice; {counts}")
 
 
 def resolve_verb(verb: str, argv: Sequence[str] = ()) -> str:

@@ -81,8 +81,9 @@ class MetricsLogger:
         repeated: list[dict[str, Any]] = []
         for name in (METRICS_FILE, TRANSCRIPTS_FILE):
             local, remote, draft = self.local / name, self._remote / name, self.local / f".{name}"
-            source = local if local.stat().st_size or not remote.exists() else remote
-            with source.open("rb") as lines, draft.open("wb") as kept:
+            if not local.stat().st_size and remote.exists():
+                local.write_bytes(remote.read_bytes())
+            with local.open("rb") as lines, draft.open("wb") as kept:
                 for line in lines:
                     if (values := _line_before(line, step)) is None:
                         continue

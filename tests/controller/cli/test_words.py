@@ -155,15 +155,7 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("plan cloud=local python3 train.py", "slipway plan cloud=local -- python3 train.py"),
         ("plan --tpu v5e-8 python train.py --steps 9", "slipway plan --tpu v5e-8 -- python train.py --steps 9"),
         ("up torchrun -m train lr=3", "up: the program goes after --: slipway run -- torchrun -m train lr=3"),
-        ("plan run.seed=1 ++run.seed=2", "run.seed: is given twice, with 1 and 2; give one of them; a sweep over both"),
-        (
-            "plan loop=grpo loop=dpo",
-            "loop: is given twice, with grpo and dpo; give one of them; a sweep over both is -",
-        ),
-        ("plan loop.rewards={a:1} loop.rewards={b:1}", "loop.rewards: is given twice"),
-        ("plan env.vars={A:1} env.vars=null", "env.vars: is given twice"),
         ("up experiment=a +experiment=b", "can have both as bases: `defaults: [a, b, _self_]`"),
-        ("plan env.secrets.A=sk-1 env.secrets.A=sk-2", "env.secrets.A: is given twice, with two values; give one of"),
         ("plan --tpu v5e-8 --tpu=v6e-8 -- python a.py", "--tpu: is given twice; give it once"),
         ("logs --tail 3 -n 4", "-n: is given twice; give it once"),
         ("plan +experiment=quickstart --batch-size 3", "did you mean loop.prompts_per_step=3?"),
@@ -237,6 +229,24 @@ def test_what_is_meant_so_stays(home: Path, line: str, flags: dict[str, object],
     command = parsed(line.split())
     assert {name: vars(command.flags)[name] for name in flags} == flags
     assert command.overrides == overrides
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("plan run.seed=1 ++run.seed=2", "note: run.seed is given twice; 2 counts, not 1"),
+        ("plan loop=grpo loop=dpo", "note: loop is given twice; dpo counts, not grpo"),
+        ("plan loop.rewards={a:1} loop.rewards={b:1}", "note: loop.rewards is given twice; {b:1} counts, not {a:1}"),
+        ("plan env.vars={A:1} env.vars=null", "note: env.vars is given twice; null counts, not {A:1}"),
+        ("plan env.secrets.A=sk-1 env.secrets.A=sk-2", "note: env.secrets.A is given twice; the last counts"),
+        ("plan env.vars={A:1} env.vars={B:2} run.seed=1 run.seed=1", ""),
+    ],
+)
+def test_the_last_of_two_values_counts_and_that_is_said(
+    home: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    parsed(line.split())
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_an_experiment_is_near(home: Path) -> None:

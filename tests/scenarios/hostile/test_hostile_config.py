@@ -44,7 +44,7 @@ BASES: dict[str, list[str]] = {
              "loop.rollout_correction.rollout_rs=token_k1", "loop.rollout_correction.rollout_rs_threshold=0.5_2.0"],
     "teacher": ["cloud=local", "loop=distillation", "model=tiny", "optimizer=adamw", "data=arithmetic",
                 "model@loop.teacher=tiny", "loop.teacher.weights=gs://b/w", "loop.teacher.implementation=own:Family"],
-    "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a/f",
+    "gsm8k": ["cloud=local", "loop=grpo", "model=nanochat_d16", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a/f",
               "data.eval_path=gs://b/f", "data.prompt.shots=[{question: a, answer: b}]", "data.eos=['<eos>']",
               "loop.sampler.stop=[a]"],
     "lm": ["cloud=local", "env.packages=lock", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a/f",
@@ -81,6 +81,7 @@ BASES: dict[str, list[str]] = {
 """Configs that are right, and hold together every string that a config can hold."""
 
 OWN_MODULE = """
+import optax
 def questions(path, **options): return [{}]
 def evaluation(answers, **options): return {}
 def loop(experiment, mesh, log, **options): return None
