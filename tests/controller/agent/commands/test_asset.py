@@ -24,7 +24,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 def order(worker: AgentWorker, sha256: str = SHA256) -> dict[str, Any]:
     """The stand-in bucket hands out the file as well."""
     worker.bucket.objects["source"] = CONTENT
-    url = f"{worker.bucket.url}storage/v1/b/b/o/source"
+    url = f"{worker.bucket.url}storage/v1/b/b/o/source?alt=media"
     files = {"sub/w.bin": {"url": url, "sha256": sha256}}
     return {"bucket": "b", "prefix": "assets/w-1", "files": files, "manifest": "{}"}
 
