@@ -250,7 +250,7 @@ def fails_and_is_deletable(slipway: SlipwayCli, row: Failure, monkeypatch: pytes
     words = [ECHO_COMMAND, *ONE_WORKER, "cleanup.on_failure=keep", f"tpu.provisioner={way}"]
     words += ["ssh.ready_timeout_seconds=0.5", "recovery.max_program_failures=0", "recovery.max_preemptions=0"]
     words += ["recovery.max_create_attempts=2", "recovery.policy.network_lost=give_up", *WORDS.get(row.step, ())]
-    words += more
+    words = [*{word.partition("=")[0]: word for word in [*words, *more]}.values()]  # a row's take the place of others
     slipway.packages = "requirements" if row.step == "wheels" else "image"
     monkeypatch.setattr(standby, "START_TIMEOUT_SECONDS", 1.0)
     struck = inject(slipway, row, monkeypatch)
