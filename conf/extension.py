@@ -328,12 +328,16 @@ def wanted_by_name(signature: inspect.Signature) -> ByName:
     return ByName(tuple(p.name for p in named), required, takes_all)
 
 
-def call_problem(signature: inspect.Signature, kind: str, options: Iterable[str]) -> str:
-    """Return why a function of this signature cannot be called as its kind with these options; empty if it can."""
+def call_problem(signature: inspect.Signature, kind: str, options: Iterable[str], reference: str = "") -> str:
+    """Return why a function of this signature cannot be called as its kind with these options; empty if it can.
+
+    reference: its `module:name`. What takes a learning rate in optax steps against the gradient already.
+    """
     arguments, options = positional(kind), [*options]
     if kind == "reward":
         options += [name for name in wanted_by_name(signature).required if name not in options]
-    if kind == "optimizer rule" and "learning_rate" in signature.parameters:
+    is_optax = reference.partition(":")[0].partition(".")[0] == "optax"
+    if kind == "optimizer rule" and is_optax and "learning_rate" in signature.parameters:
         return (
             "takes a learning_rate, so it is a whole optimizer, with a sign of its own; a rule gives a direction, such "
             "as optax:scale_by_adam, and rate and decay are optimizer.lr and optimizer.weight_decay"
@@ -382,7 +386,7 @@ def load(kind: str, reference: str, key: str, options: Mapping[str, Any] | None 
         kind = "policy loss class"
     if kind != "model family":
         try:
-            problem = call_problem(inspect.signature(found), kind, options or {})
+            problem = call_problem(inspect.signature(found), kind, options or {}, reference)
         except (TypeError, ValueError):  # not callable, or without a signature, as some of C
             problem = "" if callable(found) else "is not callable"
         if problem:

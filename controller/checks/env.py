@@ -20,6 +20,7 @@ from controller.config.run_yaml import PLACEHOLDER
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.code import NamedCode, UnfetchedSnapshot
+from controller.inputs.own_program import default_python
 from controller.plan.build import Plan
 from controller.resources.software import Venv
 
@@ -53,8 +54,7 @@ def requirements_are_named(config: Config) -> Iterator[Issue]:
     elif not wanted and config.env.requirements is not None:
         message = f"{config.env.packages} ignores env.requirements={config.env.requirements}; use requirements"
         yield Issue(message, "env.packages")
-    default = "3.13"  # of conf/config.yaml
-    if config.cloud.kind == "gcp" and config.env.packages == "image" and config.env.python != default:
+    if config.cloud.kind == "gcp" and config.env.packages == "image" and config.env.python != default_python():
         said = "has no effect with env.packages=image, which has a Python of its own"
         yield Issue(said, "env.python", "warning")
 

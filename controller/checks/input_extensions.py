@@ -88,7 +88,7 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
 def _misfits(use: Use, found: Definition | None, config: Config) -> Iterator[Issue]:
     """Yield why what a config names cannot be used as its kind."""
     signature = signature_of(found) if found else None
-    problem = misfit(found, use.kind, use.options) if found else ""
+    problem = misfit(found, use.kind, use.options, use.reference) if found else ""
     said = f"{use.kind} {use.reference} {problem}" if problem else ""
     if not signature and use.reference.partition(":")[0] in sys.stdlib_module_names:
         said = said or _load_problem(use)  # a function that is not written in Python may still be inspected

@@ -7,7 +7,6 @@ import errno
 import importlib
 import io
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -28,8 +27,6 @@ from controller.run.options import RunOptions
 HELP_FLAGS = {*HELP.names}
 BAD_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 VERSION_FLAGS = ("--version", "-V")
-PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|uvx?|bash|sh)|.+\.(py|sh)")
-"""Words that begin a program, where a verb takes no other words."""
 KEYS_OF_FLAGS = {"--tpu": "tpu.accelerator_type", "--zone": "tpu.zone", "--name": "run.name"}
 """Flags for a program, and the keys that say the same of an experiment."""
 
@@ -114,11 +111,13 @@ def _raise_if_experiment(verb: str, arguments: Sequence[str]) -> None:
 
 def _raise_if_program(verb: str, words: Sequence[str]) -> None:
     """Raise ConfigError for `run python train.py`: the program's words are not separated from Slipway's."""
+    from controller.inputs.program_words import begins_program
+
     takes_value = [name for flag in flags(verb) if "metavar" in flag.argparse_options for name in flag.names]
     for at, (before, word) in enumerate(zip(["", *words], words, strict=False)):
         if word.startswith("-") or before in takes_value or _is_override(word, before):
             continue
-        if verb == "run" or PROGRAM.fullmatch(word):
+        if verb == "run" or begins_program(word):
             called = "run" if verb == "up" else verb
             line = shlex.join(["slipway", called, *words[:at], "--", *words[at:]])
             raise ConfigError(f"{verb}: the program goes after --: {line}")

@@ -202,9 +202,14 @@ def _python(folder: Path) -> list[str]:
             f"{folder / 'pyproject.toml'}: requires-python: none of Python {', '.join(PYTHONS)} satisfies {wanted!r}; "
             "change it, or set env.packages and env.python yourself"
         )
-    usual = PYTHONS.index(yaml.safe_load((CONFIG_DIR / "config.yaml").read_text())["env"]["python"])
+    usual = PYTHONS.index(default_python())
     nearest = min(accepted, key=lambda version: abs(PYTHONS.index(version) - usual))
     return [] if nearest == PYTHONS[usual] else [f'env.python="{nearest}"']
+
+
+def default_python() -> str:
+    """Return the Python that workers get unless `env.python` says otherwise."""
+    return yaml.safe_load((CONFIG_DIR / "config.yaml").read_text())["env"]["python"]
 
 
 def _key(word: str) -> str:

@@ -304,6 +304,12 @@ def syntax_problem(argv: Sequence[str], file: Path) -> str:
     return said[0].replace(str(file), file.name) if done.returncode and said else ""
 
 
+def begins_program(word: str) -> bool:
+    """Return whether a word alone is the first of a program's, and hardly anything else."""
+    name = Path(word).name
+    return _is_interpreter(word) or name in LAUNCHERS or name in ("uv", "uvx") or word.endswith(SCRIPT_SUFFIXES)
+
+
 def script_of(argv: Sequence[str]) -> str | None:
     """Return the file that the words start; None if they start a module, a text or a program of the worker."""
     if not _is_interpreter(argv[0]):

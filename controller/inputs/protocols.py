@@ -51,12 +51,12 @@ https://www.mintlify.com/rllm-org/rllm/guides/reward-functions
 OF_ANSWER = frozenset({"answer", "label", "target", "ground_truth", "solution", "reference", "gold"})
 
 
-def misfit(found: Definition, kind: str, options: Iterable[str]) -> str:
+def misfit(found: Definition, kind: str, options: Iterable[str], reference: str = "") -> str:
     """Return why what a module defines cannot be used as this kind with these options; empty if it may be."""
     signature = signature_of(found, of_class=True)
     form = "" if kind == "check" else _form_problem(found, kind)  # `own_check` calls those
     is_function = isinstance(found.node, FUNCTION) and kind != "model family"
-    call = call_problem(signature, kind, options) if signature is not None else ""
+    call = call_problem(signature, kind, options, reference) if signature is not None else ""
     if is_function and next(iter(signature.parameters if signature else ()), "") == "self":
         return "takes self, which is for methods; remove it"
     if kind == "reward" and signature is not None and (foreign := foreign_reward(signature)):

@@ -28,6 +28,8 @@ UPLOAD_PAUSE_SECONDS = 60.0
 """Pause after an upload that failed although the bucket could be read."""
 NO_ROOM_SECONDS = 900.0
 """How long training waits for the bucket if a disk has no room for a checkpoint."""
+NOT_WRITTEN = "a checkpoint was not written"
+"""Begins what is said of a write to the bucket that failed in the background."""
 
 
 class OutageError(RuntimeError):
@@ -36,9 +38,6 @@ class OutageError(RuntimeError):
 
 class ReplacedError(RuntimeError):
     """A later attempt of the run exists, and the bucket is its own. All processes raise it together."""
-
-
-NOT_WRITTEN = "a checkpoint was not written"
 
 
 class OutageBridge:

@@ -105,6 +105,7 @@ GOOD_GAME = (
         (f"class f:\n {GOOD_GAME.replace('def step', 'async def step')}", "environment", "has step, which is async"),
         ("def f(question): return 3", "prompt", "returns a int in line 1; it must return a text"),
         ("def f(**options): pass", "optimizer rule", "returns nothing; it must return an array or another object"),
+        ("def f(learning_rate=1e-3): return g()", "optimizer rule", ""),
         ("class f:\n def weights(self, cfg): return {}", "model family", "has no forward"),
         ("def f(cfg): return cfg", "model family", "is a function; it must be a class without arguments"),
         (

@@ -27,7 +27,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def same(cfg: Model | Trm) -> None:
+def assert_same(cfg: Model | Trm) -> None:
     names = weight_names(cfg)
     assert sorted(names) == sorted(named_leaves(weight_table(cfg)))
     assert len(names) == len(set(names))
@@ -35,12 +35,12 @@ def same(cfg: Model | Trm) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_the_weights_of_its_table(name: str) -> None:
-    same(read_model_section(load_group(f"model/{name}")))
+    assert_same(read_model_section(load_group(f"model/{name}")))
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(map(str, changes.values()))[:40])
 def test_every_switch_adds_the_weights_that_it_adds_to_the_table(changes: dict[str, Any]) -> None:
-    same(read_model_section(load_group("model/tiny") | changes))
+    assert_same(read_model_section(load_group("model/tiny") | changes))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,52 @@
-"""An index of weights on this machine names files that are there, before a pod is billed for them."""
+"""What files of inputs hold, before a pod is billed for them: rows, and each file that an index of weights names."""
 
 from pathlib import Path
 
 import pytest
 
 from controller.checks.input_files import files_exist_here
-from tests.composed import config_of as config
+from controller.checks.input_first_row import first_rows_have_the_columns
+from tests.composed import config_of
+
+LINES = (
+    "cloud.project=acme",
+    "model=tiny",
+    "loop=lm",
+    "optimizer=adamw",
+    "data=jsonl",
+    "data.path=assets://mine/a.jsonl",
+)
+
+
+def issues(rows: Path, *overrides: str) -> list[str]:
+    made = config_of(*LINES, *overrides, f"+assets.datasets.mine.path={rows}")
+    return [str(issue) for issue in first_rows_have_the_columns(made)]
+
+
+def test_data_without_rows_are_an_error(tmp_path: Path) -> None:
+    for text in ("", "\n \n"):
+        (tmp_path / "a.jsonl").write_text(text)
+        assert issues(tmp_path) == ["data.path: assets://mine/a.jsonl has no rows"]
+        assert issues(tmp_path, "data=text") == ["data.path: assets://mine/a.jsonl is empty"]
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n')
+    assert issues(tmp_path, "data.path=assets://mine/*.jsonl") == []
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "c.parquet")
+    [none] = issues(tmp_path, "data=parquet", "data.path=assets://mine/c.parquet")
+    assert none.endswith("c.parquet: has no rows")
+
+
+def test_what_is_no_json_line_is_told_apart(tmp_path: Path) -> None:
+    for text, said in {
+        "[\n {}\n]": "character 2 of the line; the file is one JSON list: write one object a line",
+        '{\n"text": 1}': "write each object in one line",
+        "{'text': 'a'}": "JSON has double quotes",
+        "text,label\na,b\n": "character 0 of the line; it looks like CSV: write one JSON object a line",
+    }.items():
+        (tmp_path / "a.jsonl").write_text(text)
+        [found] = issues(tmp_path)
+        assert said in found
+
 
 EMPTY = b"\2\0\0\0\0\0\0\0{}"
 """A file of safetensors without a tensor."""
@@ -38,7 +79,7 @@ def test_every_shard_that_an_index_names_is_there(
     value = "assets://mine/weights/" if place == "asset" else str(weights)
     where = () if place == "asset" else ("cloud=local",)
     words = (*MODEL, *where, f"+assets.models.mine.path={tmp_path}", f"model.weights={value}")
-    found = [str(issue) for issue in files_exist_here(config(*words)) if issue.key == "model.weights"]
+    found = [str(issue) for issue in files_exist_here(config_of(*words)) if issue.key == "model.weights"]
     problem = [] if said is None else [f"model.weights: {value}: {said}"]
     assert [line[: len(begin)] for line, begin in zip(found, problem, strict=True)] == problem
 
@@ -69,6 +110,6 @@ def test_weights_that_are_none_are_found(tmp_path: Path, place: str, name: str, 
     (tmp_path / "w" / name).write_bytes(content)
     value = "assets://mine/w" if place == "asset" else f"{tmp_path}/w"
     words = (*MODEL, "cloud=local", f"+assets.models.mine.path={tmp_path}", f"model.weights={value}")
-    found = [str(issue) for issue in files_exist_here(config(*words)) if issue.key == "model.weights"]
+    found = [str(issue) for issue in files_exist_here(config_of(*words)) if issue.key == "model.weights"]
     wanted = [f"model.weights: {value}: {said}"] if said else []
     assert [line[: len(begin)] for line, begin in zip(found, wanted, strict=True)] == wanted
