@@ -61,13 +61,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) 
         ),
         ("tpu=v5", "tpu: no tpu named 'v5'; choices: "),
         ("tpu.zone=[1", "tpu.zone: '[1' cannot be parsed"),
-        ("+experiment=quickstrat", "experiment: no experiment named 'quickstrat'; did you mean experiment=quickstart?"),
         ("run.state_dir=/dev/null/state", "run.state_dir: "),
     ],
 )
 def test_a_wrong_value(capsys: pytest.CaptureFixture[str], typed: str, words: str) -> None:
     [line] = refused(capsys, *TRAINER, typed)
     assert line.startswith(words)
+
+
+def test_a_misspelled_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    [line] = refused(capsys, "+experiment=quickstrat")
+    assert line.startswith("experiment: no experiment named 'quickstrat'; did you mean experiment=quickstart?")
 
 
 def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
