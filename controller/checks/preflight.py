@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
 
 from conf.schema.config import Config
@@ -23,9 +24,10 @@ from controller.inputs.hub_sources import NO_NETWORK
 from controller.plan.build import Plan
 
 
-def check_modules() -> Iterator[ModuleType]:
-    for found in pkgutil.walk_packages(checks.__path__, f"{checks.__name__}."):
-        yield importlib.import_module(found.name)
+@cache
+def check_modules() -> tuple[ModuleType, ...]:
+    names = [found.name for found in pkgutil.walk_packages(checks.__path__, f"{checks.__name__}.")]
+    return tuple(map(importlib.import_module, names))
 
 
 def checks_of(module: ModuleType) -> list[Check[...]]:
