@@ -281,11 +281,16 @@ class BastionRoles(Roles):
 
 
 def rebind(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:
-    """Return the bindings with the member in the roles `to` and in no other of the roles `of`. Pure."""
+    """Return the bindings with the member in the roles `to` and in no other of the roles `of`. Pure.
+
+    Of an account that was deleted while bound, policies keep its name and number, which no account will have again:
+    https://cloud.google.com/iam/docs/service-accounts-delete-undelete. What it has of these roles goes too.
+    """
     result, left = [], set(to)
     for binding in bindings:
         members = list(binding.get("members", []))
         if binding["role"] in of and not binding.get("condition"):
+            members = [m for m in members if not m.startswith(f"deleted:{member}?uid=")]
             if binding["role"] in left:
                 left.remove(binding["role"])
                 members = members if member in members else [*members, member]

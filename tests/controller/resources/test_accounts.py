@@ -54,6 +54,7 @@ def test_an_account_that_is_made_again_gets_its_roles_again(project: EmulatedPro
     assert f"deleted:serviceAccount:{email}?uid=" in members
     project.create_shared()
     assert roles(project, "") == OURS
+    assert f"deleted:serviceAccount:{email}" not in str(project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {}))
     destroy(project.shared_resources(), project.context)
 
 
@@ -200,6 +201,14 @@ CONDITIONAL = {"role": "a", "members": ["m"], "condition": {"title": "until May"
         ([{"role": "a", "members": ["m", "x"]}], set(), [{"role": "a", "members": ["x"]}]),
         ([{"role": "a", "members": ["m"]}, {"role": "c", "members": ["m"]}], set(), [{"role": "c", "members": ["m"]}]),
         ([CONDITIONAL], {"a"}, [CONDITIONAL, {"role": "a", "members": ["m"]}]),
+        (
+            [{"role": role, "members": ["deleted:m?uid=1", "deleted:mm?uid=2"]} for role in ("a", "c")],
+            {"a"},
+            [
+                {"role": "a", "members": ["deleted:mm?uid=2", "m"]},
+                {"role": "c", "members": ["deleted:m?uid=1", "deleted:mm?uid=2"]},
+            ],
+        ),
     ],
 )
 def test_bindings_of_others_and_conditions_stay(before: list[Any], to: set[str], after: list[Any]) -> None:
