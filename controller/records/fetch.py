@@ -23,6 +23,8 @@ from controller.records.ledger import parse_record
 from controller.records.local_names import content_problem, split_names
 
 PART_BYTES = 8 << 20
+ON_THEIR_WAY = "parts/"
+"""Folder of what pods have yet to join to files, or were killed over: see trainer/telemetry/uploads.py."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def _list_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[Re
     try:
         for item in google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix, fields=fields):
             path = item["name"].removeprefix(prefix)
-            if path and not path.endswith("/"):  # an empty object that stands for a folder
+            # an empty object stands for a folder
+            if path and not path.endswith("/") and not path.startswith(ON_THEIR_WAY):
                 size, generation = int(item["size"]), str(item["generation"])
                 yield RemoteFile(item["name"], path, size, generation, item.get("md5Hash", ""))
     except NotFoundError:

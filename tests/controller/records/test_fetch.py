@@ -34,7 +34,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def bucket() -> MemoryStorage:
     folder = "runs/r-1/"
     own = {f"{folder}result.json": b"{}", f"{folder}logs/a.log": CONTENT, f"{folder}logs/": b"", f"{folder}empty": b""}
-    return MemoryStorage(b={**own, "runs/r-12/logs/b.log": b"other"})
+    left = {f"{folder}parts/5f0c": b"lines that no file has yet", "runs/r-2/parts/5f0c": b""}
+    return MemoryStorage(b={**own, **left, "runs/r-12/logs/b.log": b"other"})
 
 
 def listed(bucket: MemoryStorage, path: str = "") -> list[str]:
@@ -46,8 +47,9 @@ def test_the_files_of_a_run_a_folder_or_one_file_are_listed(bucket: MemoryStorag
     assert listed(bucket, "logs/") == listed(bucket, "logs/a.log") == ["logs/a.log"]
     with pytest.raises(ConfigError, match=r"runs/r-1/log: no such file or folder; it has empty, logs/, result.json"):
         listed(bucket, "log")
-    with pytest.raises(ConfigError, match="the bucket has no files of this run"):
-        list_files(bucket, "b", "runs/none", "")
+    for run in ("none", "r-2"):
+        with pytest.raises(ConfigError, match="the bucket has no files of this run"):
+            list_files(bucket, "b", f"runs/{run}", "")
 
 
 def test_an_interrupted_download_continues_and_a_complete_one_is_not_repeated(
