@@ -137,7 +137,7 @@ class GcpCloud(Strict):
         "iam.serviceAccountUser on the workers' account and compute.instanceAdmin.v1 on the bastion."
     )
     driver_machine: str | None = Field(
-        min_length=1, description="Machine type of the bastion. null: a small one that tpu.zone has."
+        pattern=r"^[a-z][-a-z0-9]*$", description="Machine type of the bastion. null: a small one that tpu.zone has."
     )
     health_check: bool = Field(
         description="Check the chips once per boot of the pod, before the launch: a matrix product, the memory and an "

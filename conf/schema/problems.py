@@ -23,6 +23,7 @@ NAMED_SOURCES = "use env, env:NAME, file:PATH or secretmanager:projects/P/secret
 MOST_SHOWN = 6
 """Keys of a section that a message lists as missing."""
 PATTERN_HINTS = {
+    r"^[a-z][-a-z0-9]*$": "use lowercase letters, digits and hyphens, such as e2-small",
     r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$": "use a relative path such as train/a.jsonl",
     r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$": "use 1 to 63 characters a-z, 0-9 and -, starting with a letter",
     r"^[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}$": "use a billing account ID such as 012345-6789AB-CDEF01",

@@ -13,24 +13,43 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import VERIFIERS
 from conf.schema.training.model import Model
 
+FOLDER = Path(conf.__file__).parent
+FIRST_OF_GROUP = {"tpu": "v5litepod_16", "network": "private"}
+"""Files with the values that all others of their group begin from."""
+OF_PODS = ("cloud", "tpu", "network", "ssh", "cleanup")
+"""Sections that this machine, without a pod, has no use for; of `cloud` it reads what is in cloud/here.yaml."""
+
 
 @cache
-def _shipped(loop: str) -> dict[str, Any]:
-    """Return the values of a loop that nobody has changed."""
-    return yaml.safe_load((Path(conf.__file__).with_name("loop") / f"{loop}.yaml").read_text())
+def _read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+
+
+def _shipped(section: str, kind: str) -> dict[str, Any]:
+    """Return the values of a section that nobody has changed; `kind` is that of the loop or the cloud."""
+    if section == "cloud":
+        return _read("cloud/gcp") | _read(f"cloud/{kind}")
+    if section in FIRST_OF_GROUP:
+        return _read(f"{section}/{FIRST_OF_GROUP[section]}")
+    return _read(f"loop/{kind}") if section == "loop" else _read("config")[section]
 
 
 def unread_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield each key whose value has no effect, and why."""
+    plain = config.model_dump(mode="json")
+    for key, why in (*_of_loop(config), *_of_program(config), *_of_pods(config), *_of_controller(config)):
+        section, *parts = key.split(".")
+        set_: Any = plain[section]
+        shipped: Any = _shipped(section, set_.get("kind", ""))
+        for part in parts:
+            set_, shipped = set_[part], shipped.get(part)
+        if set_ != shipped:
+            yield key, why
     if config.program.kind == "trainer":
-        for key, why in _of_loop(config):
-            set_: Any = config.loop
-            shipped: Any = _shipped(config.loop.kind if config.loop else "grpo")
-            for part in key.split("."):
-                set_, shipped = getattr(set_, part), shipped.get(part)
-            if set_ != shipped:
-                yield f"loop.{key}", why
         yield from _of_training(config)
+    if config.cloud.kind == "here":
+        yield from _of_no_pod(plain)
+        return
     if config.tpu.zone in config.tpu.fallback_zones:
         yield "tpu.fallback_zones", f"{config.tpu.zone} is tpu.zone itself"
     moves = [name for name, response in config.recovery.policy if response == "move_zone"]
@@ -38,29 +57,99 @@ def unread_keys(config: Config) -> Iterator[tuple[str, str]]:
         yield f"recovery.policy.{moves[0]}", "move_zone needs another zone in tpu.fallback_zones, and there is none"
 
 
+def _of_no_pod(plain: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the first key about pods that somebody has changed, with the others: experiments choose pods."""
+    changed = [
+        f"{section}.{key}"
+        for section in OF_PODS
+        for key, value in (_read("cloud/gcp") if section == "cloud" else _shipped(section, "")).items()
+        if not (section == "cloud" and key in _read("cloud/here"))
+        if key != "defaults" and "${" not in str(value) and plain[section][key] != _json(value)
+    ]
+    if changed:
+        rest = f"; nor {'have' if changed[2:] else 'has'} {', '.join(changed[1:])}" if changed[1:] else ""
+        yield changed[0], f"cloud=here is this machine, without a pod{rest}"
+
+
+def _json(value: Any) -> Any:
+    """Return a value of YAML as the schema has it: a single capacity is a list of one."""
+    return [value] if value == "spot" else value
+
+
+def _of_program(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what only one of the bundled trainer and a program of one's own reads."""
+    if config.program.kind == "trainer":
+        why = "the bundled trainer has its own way; this is for programs of your own"
+        yield from ((f"recovery.{key}", why) for key in ("preemption_signal", "exit_on_exception"))
+        return
+    why = "only the bundled trainer reads it, and this is a program of its own"
+    keys = [f"checkpoint.{key}" for key in ("save_interval", "max_to_keep", "best", "verify_interval", "verify_data")]
+    for key in (*keys, "logging.log_interval", "logging.profile", "run.compile_cache", "alerts.slow_worker_fraction"):
+        yield key, why
+
+
+def _of_pods(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what is not asked of Google."""
+    tpu, network = config.tpu, config.network
+    if config.cloud.kind == "here":
+        return
+    if "reserved" not in tpu.capacity:
+        yield "tpu.reservation", f"tpu.capacity is {', '.join(tpu.capacity)}, not reserved"
+    if tpu.plane != "compute_engine" and not any(map(tpu.is_queued, tpu.capacity)):
+        yield "tpu.valid_until_hours", f"tpu.provisioner={tpu.provisioner} creates nodes here, which do not queue"
+    if tpu.plane == "tpu_api":
+        yield "tpu.boot_disk_gb", "tpu.plane is tpu_api, whose VMs have a disk of Google's choice"
+    if tpu.adopt:
+        for key in ("reservation", "valid_until_hours", "boot_disk_gb"):
+            yield f"tpu.{key}", "tpu.adopt takes a pod as it is"
+    if network.mode == "auto":
+        yield "network.cidr", "network.mode is auto, so Google chooses the ranges"
+    if config.ssh.os_login is True:
+        yield "ssh.user", "ssh.os_login is true, and OS Login assigns the name"
+    if config.cloud.kind == "local" and config.cloud.realism == "relaxed":
+        yield "cloud.caller_roles", "cloud.realism is relaxed: permissions are not judged"
+
+
+def _of_controller(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what the controller, or the bastion that is to replace it, does not look at."""
+    alerts, notify = config.alerts, config.notify
+    if config.recovery.driver == "laptop":
+        for key in ("cloud.driver_service_account", "cloud.driver_roles", "cloud.driver_machine"):
+            yield key, "recovery.driver is laptop, so there is no bastion"
+        if config.cloud.kind != "here":
+            yield "cleanup.bastion_max_days", "recovery.driver is laptop, so there is no bastion"
+    lasting = ("slow_fraction", "min_tokens_per_second", "data_wait_fraction", "slow_worker_fraction")
+    if not any(getattr(alerts, key) for key in lasting):
+        yield "alerts.sustained_seconds", f"{', '.join(f'alerts.{key}' for key in lasting)} are null"
+    if alerts.checkpoint_minutes is not None:
+        yield "alerts.checkpoint_intervals", "alerts.checkpoint_minutes decides"
+    if notify.webhook is None and notify.notifier is None:
+        yield "notify.events", "neither notify.webhook nor notify.notifier is set"
+
+
 def _of_loop(config: Config) -> Iterator[tuple[str, str]]:
     """Yield each key of the loop that is not read, whether somebody has set it or not."""
     loop = config.loop
-    if not isinstance(loop, GrpoLoop):
+    if config.program.kind != "trainer" or not isinstance(loop, GrpoLoop):
         return
     own = loop.environment
     if own.name is None:
         names = ("options", "max_turns", "max_turn_tokens", "timeout_seconds", "wall_seconds", "max_memory_gib")
         for name in (*names, "max_output_mib", "workers"):
-            yield f"environment.{name}", "loop.environment.name is null"
+            yield f"loop.environment.{name}", "loop.environment.name is null"
     else:
-        yield "rewards", f"loop.environment.name={own.name} gives the reward"
+        yield "loop.rewards", f"loop.environment.name={own.name} gives the reward"
     if own.name is None or not own.name.startswith(VERIFIERS):
         for name in type(own.sandbox).model_fields:
-            yield f"environment.sandbox.{name}", "only environments of verifiers have a sandbox"
+            yield f"loop.environment.sandbox.{name}", "only environments of verifiers have a sandbox"
     if loop.overlong != "penalize":
-        yield "overlong_buffer_fraction", f"loop.overlong is {loop.overlong}, not penalize"
+        yield "loop.overlong_buffer_fraction", f"loop.overlong is {loop.overlong}, not penalize"
     if loop.rollout_correction.rollout_rs is None:
-        yield "rollout_correction.rollout_rs_threshold", "loop.rollout_correction.rollout_rs is null"
+        yield "loop.rollout_correction.rollout_rs_threshold", "loop.rollout_correction.rollout_rs is null"
     if loop.test_samples_per_prompt is None:
-        yield "test_prompts", "loop.test_samples_per_prompt is null, so there is no test"
+        yield "loop.test_prompts", "loop.test_samples_per_prompt is null, so there is no test"
     if not loop.sampler.pods:
-        yield "sampler.tpu", "loop.sampler.pods is 0"
+        yield "loop.sampler.tpu", "loop.sampler.pods is 0"
 
 
 def _of_training(config: Config) -> Iterator[tuple[str, str]]:

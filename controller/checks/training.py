@@ -18,7 +18,7 @@ from conf.schema.training.loop import OFFLINE_LOSSES, CustomLoop, GrpoLoop, LmLo
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema.training.refusals import refusals
-from conf.schema.unread import unread_keys
+from conf.schema.unread import OF_PODS, unread_keys
 from controller.checks.input_files import FOLDERS, paths_here, sources
 from controller.config.run_yaml import backend
 from controller.core.finding import Issue, check
@@ -91,10 +91,12 @@ def trainer_refuses_nothing(config: Config) -> Iterator[Issue]:
         yield from (Issue(why, key) for key, why in refusals(config, config.run.seed, backend(config)))
 
 
-@check("unread", "warning", "KEY")
+@check("unread", "warning", "KEY", also="note")
 def what_is_set_is_read(config: Config) -> Iterator[Issue]:
-    """Another key turns it off."""
-    yield from (Issue(f"has no effect: {why}", key) for key, why in unread_keys(config))
+    """Another key turns it off. A note tells what `cloud=here` leaves of an experiment made for pods."""
+    for key, why in unread_keys(config):
+        severity = "note" if config.cloud.kind == "here" and key.startswith(OF_PODS) else None
+        yield Issue(f"has no effect: {why}", key, severity)
     for i, group in enumerate(config.optimizer.param_groups if config.optimizer else ()):
         if group.lr is not None and group.lr_scale:
             key, rate = f"optimizer.param_groups.{i}.lr_scale", group.lr * group.lr_scale

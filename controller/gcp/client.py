@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from controller.core.this_process import TOLERANCE_SECONDS, Clock
 from controller.gcp.connections import make_connection, use_proxies
-from controller.gcp.credentials import LOG_IN_AGAIN, NO_CREDENTIALS, absent_file
+from controller.gcp.credentials import NO_CREDENTIALS, absent_file
 from controller.gcp.google_errors import (
+    CHECK_NETWORK,
     UNREACHABLE,
     ConflictError,
     ForbiddenError,
     GoogleError,
     NoCredentialsError,
     NotFoundError,
-    http_error,
+    translate_errors,
     unlisted,
 )
 from controller.gcp.methods import is_of_pods, method_of
@@ -34,7 +35,6 @@ from controller.gcp.outages import Retries
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
-CHECK_NETWORK = "Google cannot be reached: check the network of this machine"
 WAIT_TIMEOUT_SECONDS = 150.0
 """Timeout of `operations.wait`, which Compute Engine answers within two minutes; other requests have 60 s."""
 RECORDED_PARAMETERS = frozenset(
@@ -226,7 +226,7 @@ class GoogleClient:
         told = self._recorded("storage", "objects.insert", {"bucket": bucket, "name": name})
         with (
             told,
-            _translate_errors(f"upload of gs://{bucket}/{name}"),
+            translate_errors(f"upload of gs://{bucket}/{name}"),
             self._connection("storage.objects.insert") as http,
         ):
             request = self._method("storage", "objects.insert")(bucket=bucket, name=name, media_body=media)
@@ -269,7 +269,7 @@ class GoogleClient:
         headers: Mapping[str, str] | None = None,
         changes_pod: bool = False,
     ) -> Any:
-        translated = _translate_errors(f"{api} {method}", is_conditional=_has_precondition(parameters))
+        translated = translate_errors(f"{api} {method}", is_conditional=_has_precondition(parameters))
         with self._recorded(api, method, parameters), translated:
             request = self._method(api, method)(**parameters)
             request.headers.update(headers or {})
@@ -348,7 +348,7 @@ class GoogleClient:
         import google_auth_httplib2
 
         credentials: Any = self._credentials
-        with self._lock, _translate_errors("access token"):
+        with self._lock, translate_errors("access token"):
             if not credentials.valid:
                 with closing(make_connection()) as http:
                     credentials.refresh(google_auth_httplib2.Request(http))
@@ -370,31 +370,3 @@ class GoogleClient:
 def _has_precondition(parameters: Mapping[str, Any]) -> bool:
     body = parameters.get("body") or {}
     return any(PRECONDITION.fullmatch(name) for name in (*parameters, *body, *body.get("policy", ())))
-
-
-@contextmanager
-def _translate_errors(what: str, *, is_conditional: bool = False) -> Iterator[None]:
-    """Turn every failure of a request into one of our exceptions; `is_conditional`: it has a precondition."""
-    from http.client import HTTPException
-
-    import httplib2
-    from google.auth.exceptions import GoogleAuthError, TransportError
-    from googleapiclient.errors import HttpError
-
-    try:
-        yield
-    except HttpError as error:
-        raise http_error(what, error, is_conditional=is_conditional) from None
-    except GoogleAuthError as error:
-        if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
-            raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
-        raise NoCredentialsError(f"Google rejected the credentials ({error}); {LOG_IN_AGAIN}") from None
-    except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
-        raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
-    except UnicodeDecodeError as error:
-        raise GoogleError(what, 502, UNREACHABLE, f"the answer is not Google's ({error}); {CHECK_NETWORK}") from None
-    except AttributeError as error:
-        if error.name != "strip":
-            raise
-        # the library's HttpError reads the message of an error as text, whatever it is
-        raise GoogleError(what, 502, "ERROR", "the answer is an error without a text") from None

@@ -3,15 +3,19 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.credentials import GCLOUD_PROJECT, NO_QUOTA_PROJECT
+from controller.gcp.credentials import GCLOUD_PROJECT, LOG_IN_AGAIN, NO_QUOTA_PROJECT
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 UNREACHABLE = "UNREACHABLE"
 """Reason of an error that came from the way to Google, and not from Google."""
+CHECK_NETWORK = "Google cannot be reached: check the network of this machine"
+REFUSED_BY_LIBRARY = re.compile(r'Parameter "\w+" value ')
+"""Beginning of a TypeError of googleapiclient: no such name, or choice, is in the API's own description."""
 PERMANENT_ERROR = re.compile(
     r"quota limit|quota '[^']*' exhausted|no more capacity|does not have enough resources", re.IGNORECASE
 )
@@ -239,3 +243,35 @@ def _hides(answer: Mapping[str, Any]) -> bool:
 def _seconds(retry_after: str) -> float | None:
     """Parse https://www.rfc-editor.org/rfc/rfc9110#field.retry-after in seconds, the form that Google sends."""
     return float(retry_after) if retry_after.isdigit() else None
+
+
+@contextmanager
+def translate_errors(what: str, *, is_conditional: bool = False) -> Iterator[None]:
+    """Turn every failure of a request into one of our exceptions; `is_conditional`: it has a precondition."""
+    from http.client import HTTPException
+
+    import httplib2
+    from google.auth.exceptions import GoogleAuthError, TransportError
+    from googleapiclient.errors import HttpError
+
+    try:
+        yield
+    except HttpError as error:
+        raise http_error(what, error, is_conditional=is_conditional) from None
+    except GoogleAuthError as error:
+        if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
+            raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
+        raise NoCredentialsError(f"Google rejected the credentials ({error}); {LOG_IN_AGAIN}") from None
+    except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
+        raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
+    except TypeError as error:
+        if not REFUSED_BY_LIBRARY.match(str(error)):
+            raise
+        raise GoogleError(what, 400, "INVALID_ARGUMENT", str(error)) from None  # as the service would answer
+    except UnicodeDecodeError as error:
+        raise GoogleError(what, 502, UNREACHABLE, f"the answer is not Google's ({error}); {CHECK_NETWORK}") from None
+    except AttributeError as error:
+        if error.name != "strip":
+            raise
+        # the library's HttpError reads the message of an error as text, whatever it is
+        raise GoogleError(what, 502, "ERROR", "the answer is an error without a text") from None

@@ -92,7 +92,7 @@ class ComputeEngineChecks:
 
     def offered_types(self, config: Config, context: Context) -> Iterator[Issue]:
         wanted = config.topology.machine_type
-        for zone in config.tpu.all_zones:
+        for zone in config.tpu.all_zones if wanted else ():  # `obstacles` tells of a slice that has none
             try:
                 context.google.call(API, "machineTypes.get", project=context.project, zone=zone, machineType=wanted)
             except NotFoundError:

@@ -281,7 +281,11 @@ def found(*words: str) -> list[str]:
 
 def test_nothing_is_asked_that_is_about_pods() -> None:
     words = ["tpu=v4_64", "tpu.zone=us-east1-d", "network.nat=false", "cleanup.idle_minutes=null"]
-    assert found(*words, "cloud.bucket=google") == []
+    [said] = found(*words, "cloud.bucket=google")
+    assert said == (
+        "note cloud.bucket: has no effect: cloud=here is this machine, without a pod; nor have tpu.accelerator_type, "
+        "tpu.zone, network.nat, cleanup.idle_minutes"
+    )
 
 
 def test_batches_that_do_not_divide_are_found() -> None:

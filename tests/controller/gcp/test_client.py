@@ -49,6 +49,13 @@ def test_a_request_that_was_carried_out_although_503_was_answered_is_no_error(pr
     assert project.planned_actions() == {}
 
 
+def test_a_name_that_the_description_of_an_api_refuses_is_an_answer(project: EmulatedProject) -> None:
+    with pytest.raises(
+        GoogleError, match=r'machineTypes.get: 400 INVALID_ARGUMENT: Parameter "machineType" value "E2_"'
+    ):
+        project.context.google.call("compute", "machineTypes.get", project="p", zone="z", machineType="E2_")
+
+
 def test_without_it_the_pauses_double_and_it_gives_up_in_the_end(project: EmulatedProject) -> None:
     project.inject_fault(kind="http", status=503, match=f"GET /{COMPUTE}/global/networks/{project.tag}$", times=99)
     with pytest.raises(GoogleError, match=r"compute networks.get: 503"):

@@ -74,6 +74,14 @@ def test_a_misspelled_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("experiment: no experiment named 'quickstrat'; did you mean experiment=quickstart?")
 
 
+@pytest.mark.parametrize("type_", ["v5litepod-16", "v2-8", "v4-32"])
+def test_a_type_that_a_plane_lacks_is_told_by_plan(capsys: pytest.CaptureFixture[str], type_: str) -> None:
+    assert main.run(["plan", *TRAINER, "tpu.plane=compute_engine", f"tpu.accelerator_type={type_}"]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "error: tpu.plane: Compute Engine has no " in shown
+    assert "Traceback" not in shown
+
+
 def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = refused(capsys, *TRAINER, "tpu.zoen=x", "mesh.data=3", "network.nat=false", "tpu.external_ip=false")
     assert sorted(line.partition(":")[0] for line in found) == ["mesh", "network.nat", "tpu.zoen"]
