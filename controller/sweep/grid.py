@@ -112,7 +112,9 @@ def _require_one_place(overrides: Sequence[str], sweep: Sweep, swept: set[str]) 
     for place, word in (*in_cases, *in_params, *swept_words):
         key = word.lstrip("+~").partition("=")[0]
         if key.startswith("sweep."):
-            raise ConfigError(f"{place}: {key} is of the whole sweep and has one value; write it beside the others: {key}=…")
+            raise ConfigError(
+                f"{place}: {key} is of the whole sweep and has one value; write it beside the others: {key}=…"
+            )
     typed = {word.lstrip("+").partition("=")[0] for word in overrides}
     for place, word in in_cases:
         key = word.lstrip("+").partition("=")[0]
