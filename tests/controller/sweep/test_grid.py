@@ -156,7 +156,7 @@ def test_a_case_may_set_what_the_sweep_holds_fixed_or_a_part_of(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "word",
-    ["run.seed=1,01", "recovery.max_preemptions=3,4", "sweep.cases={1: [run.seed=3], 2: [run.seed=3]}"],
+    ["run.seed=1,01", "recovery.max_preemptions=3,4", 'sweep.cases={a: ["run.seed=3"], b: ["run.seed=3"]}'],
 )
 def test_runs_in_other_words_are_named(word: str, tmp_path: Path) -> None:
     found = define_sweep(["+experiment=quickstart", "cloud=local", word], tmp_path)
