@@ -54,6 +54,9 @@ OWN = {
     "an open quote": ('run:\n  name: "a\nloop:\n  steps: 3\n', "line 3: the quote that opens here is not closed"),
     "an open bracket": ("run:\n  seed: [1, 2\nloop: {}\n", "line 3: the [ that opens here is not closed"),
     "an open brace": ("run: {seed: 1\nloop: 3\n", "line 2: the { that opens here is not closed, or a comma is missing"),
+    "another key in braces": ("run: {seed: ${loop.steps}}\n", 'line 2: quote a ${…} inside { } or [ ]: "${KEY}"'),
+    "another key in brackets": ("run:\n  name: [${a}, b]\n", 'line 3: quote a ${…} inside { } or [ ]: "${KEY}"'),
+    "a section in capitals": ("LOOP: {steps: 3}\n", "line 2: LOOP: unknown key; did you mean loop?"),
     "a bracket too many": ("run: {seed: 1}}\n", "line 2: } closes nothing that is open"),
     "a percent sign": ("run:\n  name: %a\n", 'line 3: quote a text that begins with %: "%…"'),
     "an alias of nothing": ("run:\n  name: *a\n", "line 3: *a stands for no &a above; quote a text that begins with *"),
@@ -286,3 +289,19 @@ def test_values_of_a_typed_choice_that_the_experiment_replaces_are_named(
         assert said[key].startswith(f"is not that of {choice}: slipway/experiment/mine.yaml, line ")
         assert said[key].endswith(cure)
     assert overruled(None, typed) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ("budget: {max_hours: 2, max_usd: 1,000}", "budget"),
+        ("run: {name: a,5}", "run"),
+    ],
+)
+def test_a_comma_in_a_value_in_braces_begins_a_key(tmp_path: Path, body: str, key: str) -> None:
+    folder = tmp_path / "slipway"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [quickstart]\n{body}\n")
+    _, [problem] = compose(["+experiment=mine"], extra_dir=folder)
+    assert str(problem).startswith(f"{key}: a value stands where `key: value` belongs; a number has no comma, and a ")
+    assert problem.place.startswith("slipway/experiment/mine.yaml, line 3")
