@@ -122,6 +122,9 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         return ConfigProblem(".".join(path), reason)
     if kind == "extra_forbidden":
         return ConfigProblem(".".join(path), unknown_key(raw, path, given))
+    if kind == "invalid_key":
+        reason = "a value stands where `key: value` belongs; a number has no comma, and a text with one is quoted"
+        return ConfigProblem(key, reason)
     if is_name:
         return _wrong_name(path, error)
     if kind == "union_tag_not_found":
@@ -210,7 +213,10 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if choices and len(types) == 1 and not isinstance(given, dict | list):
         return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
     said = f"{'each ' if path != whole else ''}must be {expected(types)}, not {shown}"
-    if said_of := _range_of_words(types, key, given):
+    if str(given).lower() in ("none", "nil") and _is_nullable(path):
+        return f"{said}; did you mean {key}=null?"
+    is_clock = ":" in str(given) and path[-1].rpartition("_")[2] in UNITS  # 1:30, of hours
+    if not is_clock and (said_of := _range_of_words(types, key, given)):
         return f"{said}; {said_of}"
     parts = [part for each in (given if isinstance(given, list) else [given]) for part in _parts(each)]
     is_scalar = path == whole and path[0] != "sweep" and types[0] in (str, int, float)
@@ -245,6 +251,11 @@ def _range_of_words(types: Sequence[Any], key: str, given: Any) -> str:
         first, last = int(found[1]), int(found[2])
         return f"{first} to {last}, of a sweep (-m), are written '{key}=range({first},{last + 1})'"
     return f"several values, of a sweep (-m), are written {key}={found[1]},{found[2]}"
+
+
+def _is_nullable(path: Sequence[str]) -> bool:
+    fields = [each.model_fields.get(path[-1]) for each in types_at((*path[:-1],)) if is_model(each)]
+    return any(each is not None and NoneType in get_args(each.annotation) for each in fields)
 
 
 def _descriptions(path: list[str]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
     elsewhere = [each for each in found if each.startswith(f"{section}.") or not each.startswith(UNLIKELY)]
     longer = [each for each in known if each.lower() == name.lower() or each.startswith(f"{name}_")]
     if len(longer) == 1:
-        return f"unknown key; did you mean {inside}.{longer[0]}?"
+        return f"unknown key; did you mean {f'{inside}.'.lstrip('.')}{longer[0]}?"
     same = own or [each for each in elsewhere if each.startswith(f"{section}.")]
     cutoff = NEARER if elsewhere else NEAR
     near = [] if same else difflib.get_close_matches(name, known, n=1, cutoff=cutoff)

@@ -94,16 +94,16 @@ def _of_pods(config: Config) -> Iterator[tuple[str, str]]:
     if config.cloud.kind == "here":
         return
     if "reserved" not in tpu.capacity:
-        yield "tpu.reservation", f"tpu.capacity is {', '.join(tpu.capacity)}, not reserved"
-    if tpu.plane != "compute_engine" and not any(map(tpu.is_queued, tpu.capacity)):
-        yield "tpu.valid_until_hours", f"tpu.provisioner={tpu.provisioner} creates nodes here, which do not queue"
-    if tpu.plane == "tpu_api":
-        yield "tpu.boot_disk_gb", "tpu.plane is tpu_api, whose VMs have a disk of Google's choice"
+        yield "tpu.reservation", f"tpu.capacity is {', '.join(tpu.capacity)}; for the reservation set reserved"
+    if tpu.plane == "tpu_api" or not config.topology.image_family:
+        yield "tpu.boot_disk_gb", f"it is for Compute Engine, and {tpu.accelerator_type} comes from the TPU API"
+        if not any(map(tpu.is_queued, tpu.capacity)):
+            yield "tpu.valid_until_hours", "no request is queued; tpu.create_timeout_minutes limits a creation"
     if tpu.adopt:
         for key in ("reservation", "valid_until_hours", "boot_disk_gb"):
             yield f"tpu.{key}", "tpu.adopt takes a pod as it is"
     if network.mode == "auto":
-        yield "network.cidr", "network.mode is auto, so Google chooses the ranges"
+        yield "network.cidr", "in a network of mode auto Google chooses the ranges"
     if config.ssh.os_login is True:
         yield "ssh.user", "ssh.os_login is true, and OS Login assigns the name"
     if config.cloud.kind == "local" and config.cloud.realism == "relaxed":
@@ -124,7 +124,7 @@ def _of_controller(config: Config) -> Iterator[tuple[str, str]]:
     if alerts.checkpoint_minutes is not None:
         yield "alerts.checkpoint_intervals", "alerts.checkpoint_minutes decides"
     if notify.webhook is None and notify.notifier is None:
-        yield "notify.events", "neither notify.webhook nor notify.notifier is set"
+        yield "notify.events", "neither notify.webhook nor notify.notifier says who is told"
 
 
 def _of_loop(config: Config) -> Iterator[tuple[str, str]]:

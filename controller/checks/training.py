@@ -93,9 +93,12 @@ def trainer_refuses_nothing(config: Config) -> Iterator[Issue]:
 
 @check("unread", "warning", "KEY", also="note")
 def what_is_set_is_read(config: Config) -> Iterator[Issue]:
-    """Another key turns it off. A note tells what `cloud=here` leaves of an experiment made for pods."""
+    """Another key turns it off. A note tells what `cloud=here` leaves of an experiment made for pods, and what a cloud
+    that several share says of a bastion.
+    """
     for key, why in unread_keys(config):
-        severity = "note" if config.cloud.kind == "here" and key.startswith(OF_PODS) else None
+        shared = OF_PODS if config.cloud.kind == "here" else "cloud.driver_"
+        severity = "note" if key.startswith(shared) else None
         yield Issue(f"has no effect: {why}", key, severity)
     for i, group in enumerate(config.optimizer.param_groups if config.optimizer else ()):
         if group.lr is not None and group.lr_scale:

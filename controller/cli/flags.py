@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from controller.cli.values import ABOVE_0, COUNT, Number, ports
+from controller.cli.values import ABOVE_0, COUNT, Number, html_file, local_path, ports
 from controller.core.errors import ConfigError
 
 GROUPS = {
@@ -191,9 +191,9 @@ VERBS: dict[str, Verb] = {
         ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html",
          "report --sweep trm_width --x params --fit power --level 0.8"),
         (*RUN_SELECTION,
-         _flag("-o --output", "output file (default: in ~/.slipway/reports)", "file", metavar="FILE"),
+         _flag("-o --output", "output file (default: in ~/.slipway/reports)", "file", type=html_file, metavar="FILE"),
          _flag("--baseline", "setting to compare the others with", "word", default="", metavar="OVERRIDES"),
-         _flag("--metric", "only metrics of this name or pattern, such as 'eval: *'; can be repeated", "word",
+         _flag("--metric", "only metrics of this name or pattern, such as 'eval: *'", "word",
                action="append", default=[], metavar="NAME"),
          _flag("--smooth", "draw moving averages over faint curves, as TensorBoard does: 0 (default) to below 1",
                "number", type=Number(float, 0, 0.999), default=0.0, metavar="WEIGHT"),
@@ -224,7 +224,7 @@ VERBS: dict[str, Verb] = {
         ("get", "get quickstart-f9ce2387 checkpoints --to ./results", "get quickstart-f9ce2387 --list"),
         (*RUN,
          _flag("path", "file or folder of the run, such as logs (default: everything)", nargs="?", metavar="PATH"),
-         _flag("--to", "folder to download to (default: ./RUN)", "file", metavar="FOLDER"),
+         _flag("--to", "folder to download to (default: ./RUN)", "file", type=local_path, metavar="FOLDER"),
          _flag("--list", "only list what there is", action="store_true")),
     ),
     "ssh": Verb("open a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (*RUN, WORKER)),
@@ -261,7 +261,7 @@ VERBS: dict[str, Verb] = {
          _flag("--prompts", "prompts, one JSON object per line", "file", metavar="FILE"),
          _flag("--column", "key of the prompt in --prompts (default: prompt)", default="prompt", metavar="KEY"),
          _flag("-n --samples", "samples per prompt (default: 1)", "number", type=COUNT, default=1, metavar="N"),
-         _flag("--out", "write JSON lines to a file", "file", metavar="FILE"),
+         _flag("--out", "write JSON lines to a file", "file", type=local_path, metavar="FILE"),
          _flag("--raw", "continue the prompts as they are, without the run's wording", action="store_true"),
          *SAMPLING),
     ),
@@ -298,7 +298,8 @@ VERBS: dict[str, Verb] = {
                type=ABOVE_0, default=60.0, metavar="N"),
          _flag("--plane", "API that makes the pod (default: both, one after the other)", "word", default="both",
                choices=("both", "tpu_api", "compute_engine"), metavar="PLANE"),
-         _flag("-o --output", "folder of the recording (default: witness-DATE-TIME)", "file", metavar="FOLDER")),
+         _flag("-o --output", "folder of the recording (default: witness-DATE-TIME)", "file", type=local_path,
+               metavar="FOLDER")),
     ),
     "localcloud": Verb(
         "manage the emulated cloud: start, stop, wipe, env, requests", "setup", "emulated-cloud.md",
@@ -355,6 +356,8 @@ class Parser(argparse.ArgumentParser):
         flag, said = (f"{flag}: ", message[found.end() :]) if found else ("", message)
         if takes := re.fullmatch(r"expected (\w+) arguments?", said):
             said = f"takes {takes[1]} word{'s' * (takes[1] != 'one')}"
+        elif said.startswith("ignored explicit argument"):
+            said = f"takes no value; write {flag[:-2]} alone, or leave it out"
         elif wrong := re.fullmatch(r"invalid \w+ value: (.*)", said):
             said = f"must be a whole number, not {wrong[1]}"
         elif wrong := re.fullmatch(r"invalid choice: (.+) \(choose from (.*)\)", said):

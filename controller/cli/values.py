@@ -28,6 +28,21 @@ class Number:
         return value
 
 
+def local_path(text: str) -> str:
+    """Read the name of a file or folder to write."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address; name a file or folder of this machine")
+    return text
+
+
+def html_file(text: str) -> str:
+    """Read the name of an HTML page to write."""
+    name, dot, ending = local_path(text).rpartition("/")[2].rpartition(".")
+    if dot and name and ending.lower() not in ("html", "htm"):
+        raise argparse.ArgumentTypeError(f"{text} would hold an HTML page; give it the ending .html")
+    return text
+
+
 COUNT, ABOVE_0 = Number(int, 1), Number(float, 0, opens=True)
 
 

@@ -65,7 +65,7 @@ OTHER_FLAGS = {
     "-d": "--detach returns once the program has started",
     "--background": "--detach returns once the program has started",
     **dict.fromkeys(
-        ("-f", "--file", "--filename", "--yaml", "--task"),
+        ("-c", "-f", "--file", "--filename", "--yaml", "--task"),
         "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
     ),
     **dict.fromkeys(
@@ -127,6 +127,8 @@ OTHER_FLAGS = {
     **dict.fromkeys(("--sweep-id", "--grid"), "a sweep is `slipway -m key=a,b`, and is named with --sweep ID"),
 }
 """Flags of other tools, and what does it here."""
+DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
+"""What word processors make of - and --."""
 EXPERIMENT = re.compile(r"\+*experiment=.")
 WORKER = re.compile(r"(?:worker-?)?(\d{1,4})")
 """Ways to write the number of a worker."""
@@ -262,6 +264,8 @@ def _wrong_word(word: str) -> str:
 
     key, equals, value = word.partition("=")
     plain = key.lstrip("+~")
+    if word.startswith(DASHES):
+        return f"{word} begins with a typographic dash; type --{word.lstrip(''.join(DASHES) + '-')}"
     if "://" in word:
         run = next((part for part in word.split("/") if RUN_ID.search(part)), "")
         return f"{word} is an address; name the run: {run or 'its id, which `slipway runs` lists'}"
@@ -276,7 +280,7 @@ def _wrong_word(word: str) -> str:
     if word.endswith((".py", ".sh")):
         return f"{word!r} is a program; did you mean `slipway run -- {'python' if word[-1] == 'y' else 'bash'} {word}`?"
     if re.fullmatch(rf"{KEY}(?:@\S*)?", plain) and _is_key(plain):
-        return f"{word} is a key; write {word}=VALUE"
+        return f"{word} is a key; write {word}=VALUE, or see `slipway help {plain}`"
     return ""
 
 
@@ -336,7 +340,7 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
     if is_name and (latest := _latest(word, state)):
         return latest
     said = _wrong_word(word)
-    if said and not (verb in USES and said.endswith("=VALUE")):  # a key would be no cure for those
+    if said and not (verb in USES and " is a key; write " in said):  # a key would be no cure for those
         raise ConfigError(said)
     if not is_name:
         how = "write key=value without spaces, in quotes if the value has spaces, brackets or quotes"
@@ -348,6 +352,7 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
     near = difflib.get_close_matches(word, {str(row.get("name")) for row in index.load_rows(state())}, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     hint = f"did you mean +experiment={word}? " if word in _experiments() else hint
+    hint = f"the verb comes first, and once: slipway {word} …; " if word in VERBS else hint
     if verb in ("exec", "ssh") and not hint:
         worker = WORKER.fullmatch(word)
         hint = f"did you mean --worker {worker[1]}? " if worker else f"a command stands behind --: {verb} -- {word}; "

@@ -103,6 +103,7 @@ def _function_error(key: str, value: str, reason: str) -> str:
 def malformed_key(key: str, value: str) -> str:
     """Return what is wrong with the key of an override, without the signs before it; empty if nothing is."""
     from conf.schema.problems import PATTERN_HINTS
+    from conf.schema.text_keys import types_at
 
     bare = re.sub(r"\s*\.[\s.]*", ".", key).strip(". ")
     shown = f"{bare}=…" if is_secret(key) or len(value) > 60 else f"{bare}={value}"
@@ -114,7 +115,9 @@ def malformed_key(key: str, value: str) -> str:
         return f"{key}: a typographic quote stands in the key; write keys without quotes"
     parts = key.partition("@")[0].replace("/", ".").split(".")
     if wrong := next((part for part in parts if not re.fullmatch(r"[A-Za-z_][\w-]*|\d+", part)), None):
-        hint = PATTERN_HINTS[r"^[A-Za-z_][A-Za-z0-9_]*$"]
+        hint, meant = PATTERN_HINTS[r"^[A-Za-z_][A-Za-z0-9_]*$"], re.sub(r"\W+", ".", key).strip(".")
+        if meant.split(".") != parts and types_at((*meant.split("."),)) and not is_secret(meant):
+            return f"{key}: a key has dots between its parts; write {meant}={value}"
         return f"{key}: {wrong!r} cannot be a part of a key; {hint}"
     return ""
 

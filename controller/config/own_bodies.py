@@ -74,7 +74,7 @@ def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str
     stem = value.value.removesuffix(".yaml") if isinstance(value, yaml.ScalarNode) else ""
     if stem in groups.get("experiment", ()):
         return f"{name}: unknown key; a base is named in `defaults: [{stem}, _self_]`"
-    meant = keys_called(name) or difflib.get_close_matches(name, known, n=1, cutoff=0.65)
+    meant = keys_called(name) or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.65)
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"sections: {', '.join(sorted(Config.model_fields))}"
     return f"{name}: unknown key; {hint}"
 

@@ -124,6 +124,26 @@ def _sets(override: str, key: str) -> bool:
     return bool(equals) and f"{key}.".startswith(f"{name}.") and "." in name
 
 
+def overruled(folder: Path | None, overrides: Sequence[str]) -> dict[str, str]:
+    """Return, by key, which values of a typed `group=name` an experiment of the user's replaces, and where."""
+    typed = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
+    found: dict[str, str] = {}
+    for file in read_own_files(folder, overrides) if folder else ():
+        for group, name in typed.items() if file.is_global else ():
+            roots = (Path(conf.__file__).parent, folder)
+            path = next((each for root in roots if root and (each := root / group / f"{name}.yaml").is_file()), None)
+            if path is None or group in ("experiment", "scale", "sweep"):
+                continue
+            for key, value in yaml.safe_load(path.read_text()).items():
+                node, full = file.find([group, key]), f"{group}.{key}"
+                if node is not None and key != "defaults" and full not in typed:
+                    found.pop(full, None)
+                    if (yaml.safe_load(yaml.serialize(file.root)).get(group) or {}).get(key) != value:
+                        cure = "remove it there" if isinstance(value, dict | list) else f"set {full}={value} too"
+                        found[full] = f"is not that of {group}={name}: {file.place(node)}, replaces it; {cure}"
+    return found
+
+
 def read_own_files(folder: Path, overrides: Iterable[str]) -> Iterator[OwnFile]:
     """Yield the files of the user's that are composed, each behind those that it is based on.
 

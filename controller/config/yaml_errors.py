@@ -57,6 +57,8 @@ def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
         if found := re.search(pattern, said):
             named = found.groupdict()
             if "kind" in named:
+                if (number := mark.line) < len(lines) and re.search(r"(?<![\"'\w])\$\{", lines[number]):
+                    return number + 1, 'quote a ${…} inside { } or [ ]: "${KEY}"'
                 named["sign"] = "{" if named["kind"] == "mapping" else "["
             at = error.context_mark if cure[0] == "^" and error.context_mark else mark
             return min(at.line + 1, max(len(lines), 1)), cure.lstrip("^").format(**named)

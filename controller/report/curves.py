@@ -55,7 +55,9 @@ def select_metrics(
     for pattern in patterns:
         if not any(_matches(metric, pattern) for metric in counts):
             near = nearest_names(pattern, {name for _, name in counts})
-            raise ConfigError(f"--metric {pattern}: no metric matches; closest: {near or 'there are none'}")
+            raise ConfigError(
+                f"--metric {pattern}: no metric matches; {f'closest: {near}' if near else 'the runs have none'}"
+            )
 
     def rank(metric: Metric) -> int:
         return -1 if metric[1] == wanted else _preference(metric)

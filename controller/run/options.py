@@ -76,11 +76,16 @@ class RunOptions:
             ConfigError: the config is unusable; lists every problem, those between sections included.
         """
         from controller.checks.preflight import preflight
+        from controller.config.own_files import overruled
+        from controller.core.finding import Finding
 
         config, problems = self._compose()
         findings = preflight(config) if config else []
         if config is None or problems:
             raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
+        if self.plan_file is None:
+            found = overruled(Path.cwd() / "slipway", self.overrides)
+            findings += [Finding("unread", "warning", key, said) for key, said in found.items()]
         if resolve and config.model is not None and (config.model.weights or "").startswith("run:"):
             from controller.records.run_weights import with_resolved_weights
 

@@ -65,6 +65,8 @@ class SweepDefinition:
     """Search space of a search."""
     batches: str = ""
     """What all batches of a search by someone else's program have in common; they are one sweep."""
+    repeats: tuple[str, ...] = ()
+    """Other words for runs that `jobs` has already."""
 
     @property
     def sweep(self) -> Sweep:
@@ -176,9 +178,11 @@ def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
         essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
         return SweepDefinition(base, (), folder, essential, space)
     jobs: dict[str, SweepJob] = {}
+    again: list[tuple[str, str]] = []
     try:
         for job in JobBuilder(folder).build_jobs(expand_grid(overrides, base.sweep, folder)):
-            jobs.setdefault(job.run_id, job)  # of equal runs the first names them
+            first = jobs.setdefault(job.run_id, job)  # of equal runs the first names them
+            again.append((job.variant.title, first.variant.title))
     except ConfigError as error:
         raise ConfigError([placed(problem, base.sweep, overrides, folder) for problem in error.problems]) from None
     pods = {job.config.pod_name for job in jobs.values()}
@@ -186,7 +190,8 @@ def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
         raise ConfigError(
             "-m: cloud, tpu and network must be the same in all runs of a sweep, because they share its pods"
         )
-    return SweepDefinition(base, tuple(jobs.values()), folder)
+    repeats = tuple(f"{title} is the same run as {first}" for title, first in again if title != first)
+    return SweepDefinition(base, tuple(jobs.values()), folder, repeats=repeats)
 
 
 def with_pod_number(config: Config, pod: int) -> Config:

@@ -90,7 +90,7 @@ def expand_grid(overrides: Sequence[str], sweep: Sweep, folder: Path) -> list[Va
         folder: current folder of the user, for the user's own config groups that a glob may match.
 
     Raises:
-        ConfigError: as `split_overrides`; or an interval, which has no grid points.
+        ConfigError: as `split_overrides`; an interval, which has no grid points; or a value that would not count.
     """
     same, space = split_overrides(_with_params(overrides, sweep), folder)
     if space.intervals:
@@ -98,9 +98,29 @@ def expand_grid(overrides: Sequence[str], sweep: Sweep, folder: Path) -> list[Va
         raise ConfigError(f"{key}: a grid needs values, not an interval; list values or set sweep.search")
     axes = [[f"{prefix}{value}" for value in values] for prefix, values in space.choices.items()]
     cases = sweep.cases or {"": ()}
+    _require_one_place(overrides, sweep, set(space.choices))
     return [
         Variant((*same, *case, *own), own, name) for name, case in cases.items() for own in itertools.product(*axes)
     ]
+
+
+def _require_one_place(overrides: Sequence[str], sweep: Sweep, swept: set[str]) -> None:
+    """Raise ConfigError for what no run would have: a case's value of a swept key, or a run's own key of the sweep."""
+    in_cases = [(f"sweep.cases.{name}", word) for name, words in sweep.cases.items() for word in words]
+    in_params = [(f"sweep.params.{key}", f"{key}=") for key in sweep.params]
+    swept_words = [(prefix[:-1].lstrip("+"), prefix) for prefix in swept]
+    for place, word in (*in_cases, *in_params, *swept_words):
+        key = word.lstrip("+~").partition("=")[0]
+        if key.startswith("sweep."):
+            raise ConfigError(
+                f"{place}: {key} is of the whole sweep and has one value; write it beside the others: {key}=…"
+            )
+    typed = {word.lstrip("+").partition("=")[0] for word in overrides}
+    for place, word in in_cases:
+        key = word.lstrip("+").partition("=")[0]
+        if {f"{key}=", f"+{key}="} & swept:
+            other = "the command line" if key in typed else f"sweep.params.{key}"
+            raise ConfigError(f"{place}: {word} would count for nothing, since {other} gives all values of {key}")
 
 
 def sweep_notes(overrides: Sequence[str], sweep: Sweep) -> list[str]:

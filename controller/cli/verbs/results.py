@@ -45,7 +45,9 @@ OF_ONE_FILE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR, err
 def run_get(command: Command) -> int:
     """`slipway get RUN [PATH]`: download results, checkpoints and logs of a run from its bucket."""
     _raise_if_path(command)
-    if command.flags.to and not command.flags.list and Path(command.flags.to).is_file():
+    if command.flags.to and command.flags.list:
+        raise ConfigError("get: --list downloads nothing; leave out --list or --to")
+    if command.flags.to and Path(command.flags.to).is_file():
         raise ConfigError(f"get: --to {command.flags.to} is a file; name a folder")
     with open_session(command.options, only_results=True) as session:
         folder = Path(command.flags.to or session.plan.run_id)

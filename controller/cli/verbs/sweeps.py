@@ -63,7 +63,7 @@ def run_plan(command: Command) -> int:
         definition, rows = session.definition, session.board_rows()
         config = definition.jobs[0].config if definition.jobs else definition.base_config
         code = take_snapshot(config, definition.folder)
-        notes = sweep_notes(command.overrides, definition.sweep)
+        notes = [*sweep_notes(command.overrides, definition.sweep), *definition.repeats]
         if command.flags.json:
             states = {row.run: row.state for row in rows}
             runs = [_job_json(session, job, states[job.run_id]) for job in definition.jobs]

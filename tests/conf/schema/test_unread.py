@@ -13,16 +13,16 @@ EXPERIMENTS = sorted(file.stem for file in (ROOT / "conf" / "experiment").glob("
 @pytest.mark.parametrize(
     ("typed", "key", "why"),
     [
-        (("tpu.reservation=mine",), "tpu.reservation", "tpu.capacity is spot, not reserved"),
-        (("tpu.provisioner=node", "tpu.valid_until_hours=48"), "tpu.valid_until_hours", "tpu.provisioner=node creates"),
-        (("tpu=v6e_8", "tpu.plane=tpu_api", "tpu.boot_disk_gb=300"), "tpu.boot_disk_gb", "tpu.plane is tpu_api"),
+        (("tpu.reservation=mine",), "tpu.reservation", "tpu.capacity is spot; for"),
+        (("tpu.provisioner=node", "tpu.valid_until_hours=48"), "tpu.valid_until_hours", "no request is queued"),
+        (("tpu=v6e_8", "tpu.plane=tpu_api", "tpu.boot_disk_gb=300"), "tpu.boot_disk_gb", "it is for Compute Engine"),
         (("tpu.adopt=true", "tpu.name=mine", "tpu.valid_until_hours=3"), "tpu.valid_until_hours", "tpu.adopt takes a"),
-        (("network=default", "network.cidr=10.1.0.0/20"), "network.cidr", "network.mode is auto"),
+        (("network=default", "network.cidr=10.1.0.0/20"), "network.cidr", "in a network of mode auto"),
         (("ssh.os_login=true", "ssh.user=kim"), "ssh.user", "ssh.os_login is true"),
         (("cloud.driver_machine=e2-small",), "cloud.driver_machine", "recovery.driver is laptop"),
         (("cleanup.bastion_max_days=1",), "cleanup.bastion_max_days", "recovery.driver is laptop"),
         (("cloud.realism=relaxed", "cloud.caller_roles=[roles/editor]"), "cloud.caller_roles", "cloud.realism is rel"),
-        (("notify.events=[end]",), "notify.events", "neither notify.webhook nor notify.notifier is set"),
+        (("notify.events=[end]",), "notify.events", "neither notify.webhook nor notify.notifier says"),
         (
             ("alerts.checkpoint_minutes=5", "alerts.checkpoint_intervals=9"),
             "alerts.checkpoint_intervals",

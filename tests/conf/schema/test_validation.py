@@ -90,6 +90,23 @@ COMMAND = ["program=command", "program.command=[a]"]
         ),
         ([*TINY, "run.state_dir=gs://b/x"], "run.state_dir: gs://b/x is no folder of this machine"),
         ([*TINY, "loop.loss_options={cap: 2.0}"], "loop: loss_options: grpo takes none, but a loss_type of your own"),
+        (
+            [*TINY, "budget.max_usd=none"],
+            "budget.max_usd: must be a number, not 'none'; did you mean budget.max_usd=nul",
+        ),
+        (
+            [*TINY, "tpu.data_disk_gb=None"],
+            "tpu.data_disk_gb: must be a whole number, not 'None'; did you mean tpu.dat",
+        ),
+        ([*TINY, "run.seed=None"], "run.seed: must be a whole number, not 'None'"),
+        (
+            [*TINY, "budget.max_hours=1:30"],
+            "budget.max_hours: must be a number, not '1:30'; write the number alone, in",
+        ),
+        (
+            [*TINY, "cleanup.idle_minutes=0:45"],
+            "cleanup.idle_minutes: must be a number, not '0:45'; write the number a",
+        ),
         ([*TINY, "run.seed=true"], "run.seed: must be a number, not true; YAML reads yes and on as true, no and off"),
         ([*TINY, "budget={max_hours: 2, max_usd: true}"], "budget.max_usd: must be a number, not true; YAML"),
         (

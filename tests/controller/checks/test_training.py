@@ -123,6 +123,21 @@ MAHA = "model.attention_form=maha"
             [*GCP, "recovery.policy.hung=move_zone"],
             "unread: warning recovery.policy.hung: has no effect: move_zone needs another zone in tpu.fallback_zones",
         ),
+        ([*GCP, "tpu.reservation=r"], "unread: warning tpu.reservation: has no effect: tpu.capacity is spot; for"),
+        ([*GCP, "tpu.boot_disk_gb=300"], "unread: warning tpu.boot_disk_gb: has no effect: it is for Compute Engine"),
+        (
+            [*GCP, "tpu.valid_until_hours=48", "tpu.provisioner=node"],
+            "unread: warning tpu.valid_until_hours: has no effect: no request is queued; tpu.create_timeout_minutes",
+        ),
+        (
+            [*GCP, "network=default", "network.cidr=10.1.0.0/20"],
+            "unread: warning network.cidr: has no effect: in a network of mode auto Google chooses the ranges",
+        ),
+        (
+            [*GCP, "cleanup.bastion_max_days=1"],
+            "unread: warning cleanup.bastion_max_days: has no effect: recovery.driver is laptop, so there is no ba",
+        ),
+        ([*GCP, "notify.events=[end]"], "unread: warning notify.events: has no effect: neither notify.webhook nor"),
         (
             [*GRPO, "loop.steps=300"],
             "schedule: note optimizer.schedule.horizon_steps: the learning rate stays at 10% of its peak after 80",
@@ -178,6 +193,9 @@ def test_what_reads_no_reward_may_have_none(loss: str) -> None:
     [
         [*GRPO, "loop.rollout_correction.rollout_is_threshold=3"],  # the effective sample size is of truncated weights
         ["+experiment=quickstart", "model.attention=splash", "model.implementation=mine:Family"],
+        [*GCP, "network=default"],
+        [*GCP, "tpu=v6e_8", "tpu.boot_disk_gb=300", "tpu.valid_until_hours=48"],
+        [*GCP, "tpu.capacity=[reserved,spot]", "tpu.reservation=r"],
     ],
 )
 def test_keys_that_are_read_or_never_asked_for_are_not_commented_on(overrides: list[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from controller.config.compose import compose
+from controller.config.own_files import overruled
 from controller.core.errors import ConfigError
 from tests.controller.config.test_refusals import GLOBAL, refusal
 
@@ -53,6 +54,9 @@ OWN = {
     "an open quote": ('run:\n  name: "a\nloop:\n  steps: 3\n', "line 3: the quote that opens here is not closed"),
     "an open bracket": ("run:\n  seed: [1, 2\nloop: {}\n", "line 3: the [ that opens here is not closed"),
     "an open brace": ("run: {seed: 1\nloop: 3\n", "line 2: the { that opens here is not closed, or a comma is missing"),
+    "another key in braces": ("run: {seed: ${loop.steps}}\n", 'line 2: quote a ${…} inside { } or [ ]: "${KEY}"'),
+    "another key in brackets": ("run:\n  name: [${a}, b]\n", 'line 3: quote a ${…} inside { } or [ ]: "${KEY}"'),
+    "a section in capitals": ("LOOP: {steps: 3}\n", "line 2: LOOP: unknown key; did you mean loop?"),
     "a bracket too many": ("run: {seed: 1}}\n", "line 2: } closes nothing that is open"),
     "a percent sign": ("run:\n  name: %a\n", 'line 3: quote a text that begins with %: "%…"'),
     "an alias of nothing": ("run:\n  name: *a\n", "line 3: *a stands for no &a above; quote a text that begins with *"),
@@ -255,3 +259,49 @@ def test_a_path_in_place_of_a_name_is_understood(path: str, tmp_path: Path) -> N
     (tmp_path / "slipway" / "experiment" / "mine.yaml").write_text(GLOBAL)
     if path != "mine.yaml":  # whose ending Hydra leaves out
         assert "; did you mean experiment=mine? " in refusal([f"+experiment={path}"], tmp_path / "slipway")
+
+
+@pytest.mark.parametrize(
+    ("body", "typed", "found"),
+    [
+        ("tpu: {accelerator_type: v5litepod-8}", ["tpu=v6e_8"], {"tpu.accelerator_type": ("tpu=v6e_8", " too")}),
+        ("network:\n  name: x\n  mtu: 1460", ["network=default"], {"network.name": ("network=default", " too")}),
+        ("optimizer: {schedule: {}, lr: 1}", ["optimizer=lion"], {
+            "optimizer.lr": ("optimizer=lion", " too"),
+            "optimizer.schedule": ("optimizer=lion", "remove it there"),
+        }),
+        ("cloud: {kind: gcp}", ["cloud=local"], {"cloud.kind": ("cloud=local", " too")}),
+        ("tpu: {accelerator_type: v6e-8, capacity: spot}", ["tpu=v6e_8"], {}),
+        ("tpu: {accelerator_type: v5litepod-8}", ["tpu=v6e_8", "tpu.accelerator_type=v6e-4"], {}),
+        ("tpu: {accelerator_type: v5litepod-8}", ["run.seed=3"], {}),
+        ("run: {seed: 3}", ["tpu=v6e_8", "scale=tiny"], {}),
+    ],
+)  # fmt: skip
+def test_values_of_a_typed_choice_that_the_experiment_replaces_are_named(
+    tmp_path: Path, body: str, typed: list[str], found: dict[str, tuple[str, str]]
+) -> None:
+    folder = tmp_path / "slipway"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [quickstart]\n{body}\n")
+    said = overruled(folder, ["+experiment=mine", *typed])
+    assert said.keys() == found.keys()
+    for key, (choice, cure) in found.items():
+        assert said[key].startswith(f"is not that of {choice}: slipway/experiment/mine.yaml, line ")
+        assert said[key].endswith(cure)
+    assert overruled(None, typed) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ("budget: {max_hours: 2, max_usd: 1,000}", "budget"),
+        ("run: {name: a,5}", "run"),
+    ],
+)
+def test_a_comma_in_a_value_in_braces_begins_a_key(tmp_path: Path, body: str, key: str) -> None:
+    folder = tmp_path / "slipway"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [quickstart]\n{body}\n")
+    _, [problem] = compose(["+experiment=mine"], extra_dir=folder)
+    assert str(problem).startswith(f"{key}: a value stands where `key: value` belongs; a number has no comma, and a ")
+    assert problem.place.startswith("slipway/experiment/mine.yaml, line 3")

@@ -89,6 +89,8 @@ def test_a_single_runs_hundred_metrics_are_grouped_in_natural_order_and_filtered
     assert named == (("", "loss"), ("eval", "a2"), ("eval", "a10"))
     with pytest.raises(ConfigError, match=r"--metric b\*b: no metric matches; closest: b"):
         build_report("one", runs, patterns=("loss", "b*b"))
+    with pytest.raises(ConfigError, match=r"--metric b: no metric matches; the runs have none$"):
+        select_metrics([], patterns=("b",))
 
 
 def test_long_curves_are_thinned_and_keep_their_end(home: Path) -> None:

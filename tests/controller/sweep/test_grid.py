@@ -119,6 +119,52 @@ def test_what_a_sweep_cannot_hold_is_refused_with_the_cure(word: str, said: str)
 
 
 @pytest.mark.parametrize(
+    ("typed", "parts", "said"),
+    [
+        (
+            ["run.seed=0,1"],
+            {"cases": {"a": ["run.seed=3"]}},
+            r"sweep\.cases\.a: run\.seed=3 would .* the command line gi",
+        ),
+        (
+            [],
+            {"params": {"run.seed": "0,1"}, "cases": {"b": ["++run.seed=3"]}},
+            r"since sweep\.params\.run\.seed gives",
+        ),
+        (["loop=grpo,dapo"], {"cases": {"c": ["loop=lm"]}}, r"cases\.c: loop=lm would .* all values of loop$"),
+        (
+            [],
+            {"params": {"sweep.pods": "2"}},
+            r"^sweep\.params\.sweep\.pods: sweep\.pods is of the whole sweep and has one",
+        ),
+        ([], {"cases": {"d": ["sweep.retries=0"]}}, r"^sweep\.cases\.d: sweep\.retries is of the whole sweep"),
+        (["sweep.on_failure=skip,stop"], {}, r"sweep\.on_failure is of the whole sweep"),
+    ],
+)
+def test_values_of_a_sweep_that_would_not_count_are_refused(typed: list[str], parts: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        expand_grid(typed, sweep(**parts), HERE)
+
+
+def test_a_case_may_set_what_the_sweep_holds_fixed_or_a_part_of(tmp_path: Path) -> None:
+    found = sweep(params={"run.seed": "7", "optimizer.lr": "1,2"}, cases={"a": ["run.seed=3", "optimizer=lion"]})
+    assert [v.overrides[-1] for v in expand_grid(["sweep.pods=2"], found, tmp_path)] == [
+        "optimizer.lr=1",
+        "optimizer.lr=2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["run.seed=1,01", "recovery.max_preemptions=3,4", 'sweep.cases={a: ["run.seed=3"], b: ["run.seed=3"]}'],
+)
+def test_runs_in_other_words_are_named(word: str, tmp_path: Path) -> None:
+    found = define_sweep(["+experiment=quickstart", "cloud=local", word], tmp_path)
+    assert (len(found.jobs), len(found.repeats)) == (1, 1)
+    assert re.fullmatch(r"\S+ is the same run as \S+", found.repeats[0])
+
+
+@pytest.mark.parametrize(
     ("values", "last"),
     [
         ("range(0,0.9,0.3)", OF_HYDRA_1_3 and "0.8999999999999999"),
