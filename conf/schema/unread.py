@@ -13,6 +13,13 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import VERIFIERS
 from conf.schema.training.model import Model
 
+OF_PROGRAM = frozenset(
+    ["out_of_hbm", "out_of_ram", "disk_full", "program_error", "device_mismatch", "workers_disagree", "setup_failure"]
+)
+"""Verdicts that count as a failure of the program."""
+STAYING = ("restart_program", "give_up")
+"""Responses that come with the config."""
+
 
 @cache
 def _shipped(loop: str) -> dict[str, Any]:
@@ -34,6 +41,11 @@ def unread_keys(config: Config) -> Iterator[tuple[str, str]]:
     if config.tpu.zone in config.tpu.fallback_zones:
         yield "tpu.fallback_zones", f"{config.tpu.zone} is tpu.zone itself"
     moves = [name for name, response in config.recovery.policy if response == "move_zone"]
+    failures = [name for name, response in config.recovery.policy if name in OF_PROGRAM and response not in STAYING]
+    if failures and not config.recovery.max_program_failures:
+        yield f"recovery.policy.{failures[0]}", "recovery.max_program_failures is 0, so the first failure ends the run"
+    if config.tpu.reservation and "reserved" not in config.tpu.capacity:
+        yield "tpu.reservation", f"tpu.capacity is {', '.join(config.tpu.capacity)}, without reserved"
     if moves and len(config.tpu.all_zones) == 1:
         yield f"recovery.policy.{moves[0]}", "move_zone needs another zone in tpu.fallback_zones, and there is none"
 
@@ -53,6 +65,9 @@ def _of_loop(config: Config) -> Iterator[tuple[str, str]]:
     if own.name is None or not own.name.startswith(VERIFIERS):
         for name in type(own.sandbox).model_fields:
             yield f"environment.sandbox.{name}", "only environments of verifiers have a sandbox"
+    longest = loop.max_prompt_length + loop.max_new_tokens
+    if loop.length_buckets and min(loop.length_buckets) >= longest:
+        yield "length_buckets", f"an update has at most {longest} tokens in a row"
     if loop.overlong != "penalize":
         yield "overlong_buffer_fraction", f"loop.overlong is {loop.overlong}, not penalize"
     if loop.rollout_correction.rollout_rs is None:
