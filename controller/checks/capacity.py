@@ -34,9 +34,11 @@ def price_is_known(config: Config) -> Iterator[Issue]:
 
 SHORTEST_HOURS = 0.1
 """A pod takes minutes to be there; a run that may take less can hardly begin."""
+MIN_SILENCE = 60
+"""Seconds in which imports, the chips and a first compilation hardly get ready."""
 
 
-@check("endless", "error", "budget.max_hours", "budget.max_usd", also="warning")
+@check("endless", "error", "budget.max_hours", "budget.max_usd", "recovery.hang_timeout_seconds", also="warning")
 def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
     """A program that never ends is billed until someone remembers it."""
     budget, spot = config.budget, config.tpu.capacity[0] in SPOT_TIERS
@@ -46,6 +48,10 @@ def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
         if hours and hours < SHORTEST_HOURS and config.cloud.kind == "gcp":
             told = f"the run ends {3600 * hours:.0f} seconds after its pod is there, before most programs have begun"
             yield Issue(told, f"budget.{key}", "warning")
+    silence = config.recovery.hang_timeout_seconds
+    if silence is not None and silence < MIN_SILENCE and config.cloud.kind == "gcp":
+        told = f"a start is silent for longer than {silence:g} seconds, so every attempt would count as hung; raise it"
+        yield Issue(told, "recovery.hang_timeout_seconds", "warning")
     if not config.program.endless or config.code.stand_in or config.cloud.kind != "gcp":
         return
     if config.budget.max_hours is None and config.budget.max_usd is None:

@@ -36,6 +36,7 @@ MAX_ARGUMENT_BYTES = 131_000
 """Bytes of an argument, or of a variable with its name: slightly below Linux's limit of 32 pages."""
 COORDINATORS = {"JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS", "MASTER_ADDR"}
 """Variables in which JAX, MaxText and torch expect the address of the first worker."""
+LOCALHOST = re.compile(r"localhost|127\.|\[?::1\b|0\.0\.0\.0")
 OLDEST_PYTHON = 11
 """N of the oldest Python 3.N that messages name."""
 JAX_UNTIL = {8: "0.4.13", 9: "0.4.30", 10: "0.6.2", 11: "0.10.2"}
@@ -146,7 +147,7 @@ def trainer_has_jax(config: Config) -> Iterator[Issue]:
         )
 
 
-@check("trackers", "error", "logging.trackers", "logging.wandb", also="warning")
+@check("trackers", "error", "logging.trackers", "logging.wandb", "env.vars.NAME", also="warning")
 def trackers_are_possible(config: Config) -> Iterator[Issue]:
     """What a tracker needs besides its package: W&B a key, unless it is offline, and others the address to send to."""
     wanted, section = config.logging.all_trackers, config.logging.wandb
@@ -164,6 +165,11 @@ def trackers_are_possible(config: Config) -> Iterator[Issue]:
             message = f"{name} writes to a file among the run's results, since {variable} is not set for the workers"
             cure = f"env.secrets.{variable}=env passes yours on" if os.environ.get(variable) else f"it holds {what}"
             yield Issue(f"{message}; {cure}", "logging.trackers", "warning")
+    server, key = config.env.vars.get("MLFLOW_TRACKING_URI", ""), "env.vars.MLFLOW_TRACKING_URI"
+    if "mlflow" in wanted and server and "://" not in server and not server.startswith(("/", "databricks")):
+        yield Issue(f"{server} is a folder to mlflow; an address begins with https:// or http://", key, "warning")
+    elif "mlflow" in wanted and LOCALHOST.match(server.partition("://")[2]) and config.cloud.kind == "gcp":
+        yield Issue(f"{server} is worker 0 itself there, not this machine; name one that it can reach", key, "warning")
     if "trackio" in wanted and _is_passed_on(config, "TRACKIO_SPACE_ID") and not _is_passed_on(config, "HF_TOKEN"):
         yield Issue("a Space needs HF_TOKEN, which is not set; set it", "logging.trackers", "warning")
 
@@ -232,7 +238,7 @@ def jax_finds_its_platform(config: Config) -> Iterator[Issue]:
 def coordinator_is_one_worker(config: Config) -> Iterator[Issue]:
     """Localhost is another machine on each worker."""
     for name in sorted(COORDINATORS & config.env.vars.keys()) if config.topology.workers > 1 else ():
-        if re.match(r"(localhost|127\.|\[?::1\b|0\.0\.0\.0)", config.env.vars[name]):
+        if LOCALHOST.match(config.env.vars[name]):
             told = f"is another machine on each of the {config.topology.workers} workers, which would wait for the rest"
             yield Issue(f"{config.env.vars[name]} {told}; leave it out: on TPUs JAX finds them", f"env.vars.{name}")
 

@@ -227,16 +227,19 @@ def missed_code(config: Config, code: CodeSnapshot) -> Iterator[Issue]:
     for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
         start = program_words.program_file(argv, code.root) if argv else None
         name = os.path.relpath(start[0], code.root) if start else ""
-        if name in code.left_out:
-            yield Issue(f"starts {name}, which is not shipped: {code.left_out[name]}", f"program.{key}", "error")
+        if why := _why_left_out(code, name):
+            yield Issue(f"starts {name}, which is not shipped: {why}", f"program.{key}", "error")
             continue
         folders = ["", *(word for word in argv if path_exists(code.root / word))]
         for name in sorted({os.path.normpath(Path(folder, word)) for folder in folders for word in argv if word}):
-            places = (name, f"{name}/", *(f"{place}/" for place in Path(name).parents))
-            why = next((code.left_out[place] for place in places if place in code.left_out), "")
-            if why and path_exists(code.root / name):
+            if (why := _why_left_out(code, name)) and path_exists(code.root / name):
                 severity = "warning" if (code.root / name).is_file() else "note"
                 yield Issue(f"names {name}, which is not shipped: {why}", f"program.{key}", severity)
+
+
+def _why_left_out(code: CodeSnapshot, name: str) -> str:
+    places = (name, f"{name}/", *(f"{place}/" for place in Path(name).parents))
+    return next((code.left_out[place] for place in places if place in code.left_out), "")
 
 
 @check("billing", "error", "cloud.project", live=True, of_pods=True)
