@@ -154,6 +154,9 @@ def test_what_other_words_may_make_or_use_is_less_certain(
     own = ["program=command", "program.command=[python,made.py]"]
     assert said(*own, "program.setup=[[make]]")[0].startswith("warning program.command: made.py: there is no such file")
     assert said(*own[:1], "program.command=[ehco]", "program.setup=[[make]]") == []
+    for words in ("made.py", ".venv/bin/python"):
+        made = OwnProgram((*(["python"] if words.endswith(".py") else []), words), repository, on_this_machine=True)
+        assert made.overrides(["program.setup=[[make]]"])
     [absent, line] = said(*own[:1], "program.command=[ls]", "program.setup=[[bash,no.sh],['cd a && make']]")
     assert absent.startswith("error program.setup: no.sh: there is no such file")
     assert line.endswith('use program.setup=[[bash,-c,"cd a && make"]]')
