@@ -18,6 +18,12 @@ FIRST_OF_GROUP = {"tpu": "v5litepod_16", "network": "private"}
 """Files with the values that all others of their group begin from."""
 OF_PODS = ("cloud", "tpu", "network", "ssh", "cleanup")
 """Sections that this machine, without a pod, has no use for; of `cloud` it reads what is in cloud/here.yaml."""
+OF_PROGRAM = frozenset(
+    ["out_of_hbm", "out_of_ram", "disk_full", "program_error", "device_mismatch", "workers_disagree", "setup_failure"]
+)
+"""Verdicts that count as a failure of the program."""
+STAYING = ("restart_program", "give_up")
+"""Responses that come with the config."""
 
 
 @cache
@@ -47,13 +53,23 @@ def unread_keys(config: Config) -> Iterator[tuple[str, str]]:
             yield key, why
     if config.program.kind == "trainer":
         yield from _of_training(config)
+    yield from _of_recovery(config)
     if config.cloud.kind == "here":
         yield from _of_no_pod(plain)
+
+
+def _of_recovery(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield responses to failures, and zones, that will never be tried."""
+    tpu, recovery = config.tpu, config.recovery
+    failures = [name for name, response in recovery.policy if name in OF_PROGRAM and response not in STAYING]
+    if failures and not recovery.max_program_failures:
+        yield f"recovery.policy.{failures[0]}", "recovery.max_program_failures is 0, so the first failure ends the run"
+    if config.cloud.kind == "here":
         return
-    if config.tpu.zone in config.tpu.fallback_zones:
-        yield "tpu.fallback_zones", f"{config.tpu.zone} is tpu.zone itself"
-    moves = [name for name, response in config.recovery.policy if response == "move_zone"]
-    if moves and len(config.tpu.all_zones) == 1:
+    if tpu.zone in tpu.fallback_zones:
+        yield "tpu.fallback_zones", f"{tpu.zone} is tpu.zone itself"
+    moves = [name for name, response in recovery.policy if response == "move_zone"]
+    if moves and len(tpu.all_zones) == 1:
         yield f"recovery.policy.{moves[0]}", "move_zone needs another zone in tpu.fallback_zones, and there is none"
 
 
@@ -142,6 +158,9 @@ def _of_loop(config: Config) -> Iterator[tuple[str, str]]:
     if own.name is None or not own.name.startswith(VERIFIERS):
         for name in type(own.sandbox).model_fields:
             yield f"loop.environment.sandbox.{name}", "only environments of verifiers have a sandbox"
+    longest = loop.max_prompt_length + loop.max_new_tokens
+    if loop.length_buckets and min(loop.length_buckets) >= longest:
+        yield "loop.length_buckets", f"an update has at most {longest} tokens in a row"
     if loop.overlong != "penalize":
         yield "loop.overlong_buffer_fraction", f"loop.overlong is {loop.overlong}, not penalize"
     if loop.rollout_correction.rollout_rs is None:

@@ -21,6 +21,8 @@ from controller.resources.pod.refusals import zone_key
 def price_is_known(config: Config) -> Iterator[Issue]:
     """A limit in dollars can be enforced only if the hourly price is known."""
     budget = config.budget
+    if budget.max_usd is not None and budget.usd_per_hour == 0:
+        yield Issue("is never reached: budget.usd_per_hour is 0; set what an hour costs, or use budget.max_hours")
     if budget.max_usd is None or budget.usd_per_hour is not None or config.cloud.trc is not None:
         return
     spot = config.tpu.capacity[0] in SPOT_TIERS
@@ -32,15 +34,24 @@ def price_is_known(config: Config) -> Iterator[Issue]:
 
 SHORTEST_HOURS = 0.1
 """A pod takes minutes to be there; a run that may take less can hardly begin."""
+MIN_SILENCE = 60
+"""Seconds in which imports, the chips and a first compilation hardly get ready."""
 
 
-@check("endless", "error", "budget.max_hours", also="warning")
+@check("endless", "error", "budget.max_hours", "budget.max_usd", "recovery.hang_timeout_seconds", also="warning")
 def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
     """A program that never ends is billed until someone remembers it."""
-    hours = config.budget.max_hours
-    if hours is not None and hours < SHORTEST_HOURS and config.cloud.kind == "gcp":
-        told = f"the run ends {3600 * hours:.0f} seconds after its pod is there, before most programs have begun"
-        yield Issue(told, severity="warning")
+    budget, spot = config.budget, config.tpu.capacity[0] in SPOT_TIERS
+    price = budget.usd_per_hour or config.topology.usd_per_hour(config.tpu.zone, spot=spot)
+    limits = {"max_hours": budget.max_hours, "max_usd": budget.max_usd and price and budget.max_usd / price}
+    for key, hours in limits.items():
+        if hours and hours < SHORTEST_HOURS and config.cloud.kind == "gcp":
+            told = f"the run ends {3600 * hours:.0f} seconds after its pod is there, before most programs have begun"
+            yield Issue(told, f"budget.{key}", "warning")
+    silence = config.recovery.hang_timeout_seconds
+    if silence is not None and silence < MIN_SILENCE and config.cloud.kind == "gcp":
+        told = f"a start is silent for longer than {silence:g} seconds, so every attempt would count as hung; raise it"
+        yield Issue(told, "recovery.hang_timeout_seconds", "warning")
     if not config.program.endless or config.code.stand_in or config.cloud.kind != "gcp":
         return
     if config.budget.max_hours is None and config.budget.max_usd is None:

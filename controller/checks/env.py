@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from packaging.requirements import Requirement
 from packaging.specifiers import Specifier, SpecifierSet
@@ -21,6 +21,7 @@ from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.code import NamedCode, UnfetchedSnapshot
 from controller.inputs.own_program import default_python
+from controller.inputs.setup_words import root_doubt
 from controller.plan.build import Plan
 from controller.resources.software import Venv
 
@@ -30,10 +31,12 @@ BRACES = re.compile(r"\$?\{+\s*[A-Za-z_][\w .-]*\}+|<[a-z_]+>|assets://[\w.-]+")
 """What may be meant to be filled in: {run_dir} in another spelling, or the address of an asset."""
 OF_SHELL = re.compile(r"\$\{?[A-Z_][A-Z0-9_]*\b\}?|(?<![^\s=:])~/[\w.-]*")
 """What a shell would replace."""
+ONE_SLASH = re.compile(r"(?<!\w)(gs|s3|hf):/(?!/)")
 MAX_ARGUMENT_BYTES = 131_000
 """Bytes of an argument, or of a variable with its name: slightly below Linux's limit of 32 pages."""
 COORDINATORS = {"JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS", "MASTER_ADDR"}
 """Variables in which JAX, MaxText and torch expect the address of the first worker."""
+LOCALHOST = re.compile(r"localhost|127\.|\[?::1\b|0\.0\.0\.0")
 OLDEST_PYTHON = 11
 """N of the oldest Python 3.N that messages name."""
 JAX_UNTIL = {8: "0.4.13", 9: "0.4.30", 10: "0.6.2", 11: "0.10.2"}
@@ -68,10 +71,11 @@ def python_has_jax(plan: Plan, context: Context) -> Iterator[Issue]:
     for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
         if venv.packages in ("lock", "requirements"):
             whose = "the lock" if venv.packages == "lock" else "env.requirements"
-            yield from _jax_issues(venv.python, venv.requirements, whose)
+            chips = plan.config.program.needs_chips and plan.config.cloud.kind == "gcp"
+            yield from _jax_issues(venv.python, venv.requirements, whose, needs_chips=chips)
 
 
-def _jax_issues(python: str, requirements: str, whose: str) -> Iterator[Issue]:
+def _jax_issues(python: str, requirements: str, whose: str, *, needs_chips: bool) -> Iterator[Issue]:
     minor = int(python.split(".")[1])
     wanted = [*_jax_requirements(python, requirements)]
     last = JAX_UNTIL.get(max(minor, min(JAX_UNTIL)))
@@ -83,6 +87,12 @@ def _jax_issues(python: str, requirements: str, whose: str) -> Iterator[Issue]:
         cure = f"use env.python=3.{nearest}" if nearest else "change it"
         ends = f"ends with {last}" if last else f"begins with {JAX_FROM[minor]}"
         cures.setdefault(f"JAX for Python 3.{minor} {ends}; {cure}", []).append(str(line))
+    for line in wanted if needs_chips else ():
+        if any(extra.startswith(("cuda", "rocm")) for extra in line.extras):
+            yield Issue(f"{line} is JAX for GPUs, and finds no TPU; use jax[tpu]", "env.requirements")
+    if minor > max(JAX_FROM) and whose == "the lock":
+        told = f"no JAX for Python 3.{minor} is known here; choose one of 3.12 to 3.{max(JAX_FROM)}"
+        yield Issue(told, severity="warning")
     for cure, lines in cures.items():
         yield Issue(f"{whose} wants {' and '.join(lines)}, but {cure}")
     is_open = all(line.specifier.contains(UNBOUNDED) for line in wanted) and bool(wanted or minor < OLDEST_PYTHON)
@@ -137,7 +147,7 @@ def trainer_has_jax(config: Config) -> Iterator[Issue]:
         )
 
 
-@check("trackers", "error", "logging.trackers", "logging.wandb", also="warning")
+@check("trackers", "error", "logging.trackers", "logging.wandb", "env.vars.NAME", also="warning")
 def trackers_are_possible(config: Config) -> Iterator[Issue]:
     """What a tracker needs besides its package: W&B a key, unless it is offline, and others the address to send to."""
     wanted, section = config.logging.all_trackers, config.logging.wandb
@@ -155,6 +165,11 @@ def trackers_are_possible(config: Config) -> Iterator[Issue]:
             message = f"{name} writes to a file among the run's results, since {variable} is not set for the workers"
             cure = f"env.secrets.{variable}=env passes yours on" if os.environ.get(variable) else f"it holds {what}"
             yield Issue(f"{message}; {cure}", "logging.trackers", "warning")
+    server, key = config.env.vars.get("MLFLOW_TRACKING_URI", ""), "env.vars.MLFLOW_TRACKING_URI"
+    if "mlflow" in wanted and server and "://" not in server and not server.startswith(("/", "databricks")):
+        yield Issue(f"{server} is a folder to mlflow; an address begins with https:// or http://", key, "warning")
+    elif "mlflow" in wanted and LOCALHOST.match(server.partition("://")[2]) and config.cloud.kind == "gcp":
+        yield Issue(f"{server} is worker 0 itself there, not this machine; name one that it can reach", key, "warning")
     if "trackio" in wanted and _is_passed_on(config, "TRACKIO_SPACE_ID") and not _is_passed_on(config, "HF_TOKEN"):
         yield Issue("a Space needs HF_TOKEN, which is not set; set it", "logging.trackers", "warning")
 
@@ -223,7 +238,7 @@ def jax_finds_its_platform(config: Config) -> Iterator[Issue]:
 def coordinator_is_one_worker(config: Config) -> Iterator[Issue]:
     """Localhost is another machine on each worker."""
     for name in sorted(COORDINATORS & config.env.vars.keys()) if config.topology.workers > 1 else ():
-        if re.match(r"(localhost|127\.|\[?::1\b|0\.0\.0\.0)", config.env.vars[name]):
+        if LOCALHOST.match(config.env.vars[name]):
             told = f"is another machine on each of the {config.topology.workers} workers, which would wait for the rest"
             yield Issue(f"{config.env.vars[name]} {told}; leave it out: on TPUs JAX finds them", f"env.vars.{name}")
 
@@ -246,12 +261,27 @@ def no_shell_is_needed(config: Config) -> Iterator[Issue]:
         texts += [
             (f"program.{key}", word) for option, word in pairwise(("", *argv)) if not re.fullmatch("-[a-z]*c", option)
         ]
-        if argv[:1] == ("sudo",):
-            yield Issue("sudo leaves out the program's Python and variables; leave it out", f"program.{key}")
+        if argv and (doubt := root_doubt(argv)):
+            yield Issue(doubt, f"program.{key}")
     for key, text in texts:
         if found := OF_SHELL.search(text):
             cure = "bash -c '…' has a shell" if key.startswith("program.") else "write what it stands for"
             yield Issue(f"{found[0]} stays as it is, since no shell reads it; {cure}", key)
+        elif found := ONE_SLASH.search(text):
+            yield Issue(f"{found[0]}… lacks a slash; write {found[1]}://", key)
+        elif config.cloud.kind == "gcp" and (found := _own_path(text, config.ssh.user)):
+            yield Issue(
+                f"{found} is a path of this machine, which the workers lack; name one in the repository, or an asset",
+                key,
+            )
+
+
+def _own_path(text: str, user: str) -> str:
+    """Return the first path that leads into this machine's home or repository; empty if there is none."""
+    for folder in {str(Path.cwd()), str(Path.home())} - {"/", f"/home/{user}"}:
+        if found := re.search(rf"(?<![\w./]){re.escape(folder)}/[^\s:,;'\"]*", text):
+            return found[0]
+    return ""
 
 
 @check("variable_reserved", "error", "env.vars.NAME")
@@ -282,6 +312,8 @@ def placeholders_name_assets(config: Config) -> Iterator[Issue]:
                     f"{word}: write {meant} alone" if meant in word else f"{word} stays as it is; did you mean {meant}?"
                 )
                 yield Issue(said, key, "warning")
+            elif word.startswith("{assets.") and not PLACEHOLDER.fullmatch(word):
+                yield Issue(f"{word} stays as it is; choices: {', '.join(sorted(places))}", key, "warning")
 
 
 def _meant_places(word: str, places: Sequence[str]) -> Iterator[str]:

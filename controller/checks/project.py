@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
-from sys import version_info
 from typing import NamedTuple
 
 from conf.schema.config import Config
@@ -25,10 +24,11 @@ from controller.gcp.google_errors import ForbiddenError, NotFoundError, ServiceD
 from controller.inputs import program_words
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
-from controller.inputs.git import repository_root, strip_password
+from controller.inputs.git import repository_root
 from controller.inputs.modules import absent_imports, meant_module
 from controller.inputs.own_program import HERE_CLOUDS, quote_words
 from controller.inputs.resolved_assets import path_exists
+from controller.inputs.setup_words import named_file_problem
 from controller.plan.build import Plan
 from controller.plan.project_steps import bastion_name
 from controller.plan.samplers import describe_samplers, num_sampler_pods, sampler_config
@@ -50,13 +50,11 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
     """The bundled trainer has no default model, data, loop or optimizer."""
     if config.program.kind != "trainer":
         return
-    groups = ("model", "data", "loop", "optimizer")
-    if not any(getattr(config, group) is not None for group in groups):
+    absent = [group for group in ("model", "data", "loop", "optimizer") if getattr(config, group) is None]
+    if len(absent) == 4:
         yield Issue("nothing says what to run; choose +experiment=NAME, or give a program: -- PROGRAM …", "program")
         return
-    for group in groups:
-        if getattr(config, group) is None:
-            yield Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group)
+    yield from (Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group) for group in absent)
 
 
 @check("command", "error", "program.command", "program.setup", also="warning")
@@ -96,19 +94,22 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         return  # it is reported when the code is read
     bare = words.key == "program.command" and _has_slipways_packages(config)
     own = config.env.packages in ("lock", "requirements")
-    python = next((word for word in words.argv if PYTHON.fullmatch(word)), "")
-    if own and python and python.removeprefix("python") != ".".join(config.env.python.split(".")[:2]):
-        told = f"{python} is not the Python of the packages, which is {config.env.python} (env.python); write python"
-        yield Issue(told, words.key, "warning")
+    certain = None if words.certain else "warning"
+    newer = "warning" if own and program_words.may_be_newer(words.argv, config.env.python) else None
+    if own and (problem := program_words.other_python(words.argv, config.env.python)):
+        yield Issue(problem, words.key, "warning")
+    if words.key == "program.setup" and (problem := named_file_problem(words.argv, root)):
+        yield Issue(problem, words.key, certain)
     if problem := program_words.program_problem(words.argv, root, root, bare=bare):
-        yield Issue(problem, words.key, None if words.certain else "warning")
+        yield Issue(problem, words.key, certain)
+    elif problem := program_words.text_problem(words.argv, root):
+        yield Issue(problem, words.key, newer)
     elif problem := program_words.program_doubt(words.argv, root, root, here=config.cloud.kind in HERE_CLOUDS):
         yield Issue(problem, words.key, "warning")
     elif (found := program_words.program_file(words.argv, root)) is not None:
         file, imports_begin = found
         if problem := program_words.syntax_problem(words.argv, file):
-            newer = own and version_info[:2] < tuple(map(int, config.env.python.split(".")[:2]))
-            yield Issue(problem, words.key, "warning" if newer else None)
+            yield Issue(problem, words.key, newer)
         elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
             lock = config.env.packages == "lock"
             lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
@@ -117,7 +118,6 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
                 yield Issue("; ".join(filter(None, [f"{absent}, and {lacking}", hint])), words.key, "warning")
 
 
-PYTHON = re.compile(r"python3\.\d+")
 LACKING = "this machine, whose packages the workers have, has no such package"
 
 
@@ -193,14 +193,6 @@ def repository_is_shipped(config: Config) -> Iterator[Issue]:
         yield Issue("program=trainer ignores it; choose program=command, or remove the repository")
 
 
-@check("repository_password", "error", "code.repository.url")
-def repository_has_no_password(config: Config) -> Iterator[Issue]:
-    """A password in an address would be recorded with the results; git can use a credential helper or an SSH key."""
-    url = config.code.repository.url if config.code.repository else ""
-    if strip_password(url) != url:
-        yield Issue("contains a password or token, which would be recorded; use git's credential helper or SSH")
-
-
 @check("exclude", "error", "code.exclude")
 def exclusions_can_be_read(config: Config) -> Iterator[Issue]:
     """An invalid pattern would silently exclude nothing: https://git-scm.com/docs/gitignore."""
@@ -220,7 +212,7 @@ def archive_limit_is_allowed(config: Config) -> Iterator[Issue]:
         yield Issue(f"workers unpack at most {MAX_BYTES / 1e6:.0f} MB of code; ship larger files as assets")
 
 
-@check("left_out", "warning", "code.exclude", "program.command", "program.setup", also="note", of_plan=True)
+@check("left_out", "warning", "code.exclude", "program.command", "program.setup", also=("error", "note"), of_plan=True)
 def all_code_is_shipped(plan: Plan, context: Context) -> Iterator[Issue]:
     """A submodule that is not checked out, a link that leads outside or an ignored file that a command names would be
     missed on a billed pod.
@@ -233,13 +225,21 @@ def missed_code(config: Config, code: CodeSnapshot) -> Iterator[Issue]:
     if missed := [f"{name} ({why})" for name, why in code.unexpected.items()]:
         yield Issue(f"not shipped: {first_few(missed)}; name there what is not needed, to silence this")
     for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
+        start = program_words.program_file(argv, code.root) if argv else None
+        name = os.path.relpath(start[0], code.root) if start else ""
+        if why := _why_left_out(code, name):
+            yield Issue(f"starts {name}, which is not shipped: {why}", f"program.{key}", "error")
+            continue
         folders = ["", *(word for word in argv if path_exists(code.root / word))]
         for name in sorted({os.path.normpath(Path(folder, word)) for folder in folders for word in argv if word}):
-            places = (name, f"{name}/", *(f"{place}/" for place in Path(name).parents))
-            why = next((code.left_out[place] for place in places if place in code.left_out), "")
-            if why and path_exists(code.root / name):
+            if (why := _why_left_out(code, name)) and path_exists(code.root / name):
                 severity = "warning" if (code.root / name).is_file() else "note"
                 yield Issue(f"names {name}, which is not shipped: {why}", f"program.{key}", severity)
+
+
+def _why_left_out(code: CodeSnapshot, name: str) -> str:
+    places = (name, f"{name}/", *(f"{place}/" for place in Path(name).parents))
+    return next((code.left_out[place] for place in places if place in code.left_out), "")
 
 
 @check("billing", "error", "cloud.project", live=True, of_pods=True)

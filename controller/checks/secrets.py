@@ -11,6 +11,7 @@ from controller.checks.names import iter_strings
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.env_inputs import NETRC, address_problem
+from controller.inputs.git import strip_password
 from controller.plan.build import Plan
 
 WANDB_KEY = "WANDB_API_KEY"
@@ -143,3 +144,11 @@ def no_secret_is_in_the_config(config: Config) -> Iterator[Issue]:
                 yield Issue(
                     f"contains the value of your variable {name}, which would be recorded; use env.secrets", key
                 )
+
+
+@check("repository_password", "error", "code.repository.url")
+def repository_has_no_password(config: Config) -> Iterator[Issue]:
+    """A password in an address would be recorded with the results; git can use a credential helper or an SSH key."""
+    url = config.code.repository.url if config.code.repository else ""
+    if strip_password(url) != url:
+        yield Issue("contains a password or token, which would be recorded; use git's credential helper or SSH")

@@ -238,8 +238,9 @@ def something_is_rewarded(config: Config) -> Iterator[Issue]:
     loop = config.loop
     if config.program.kind != "trainer" or not isinstance(loop, GrpoLoop) or loop.environment.name is not None:
         return
-    if loop.loss_type not in (*OFFLINE_LOSSES, "distillation") and not any(loop.rewards.values()):
-        yield Issue("all weights are 0, so nothing is rewarded; give one another weight")
+    if loop.loss_type not in (*OFFLINE_LOSSES, "distillation") and max(loop.rewards.values()) <= 0:
+        none = "all weights are 0" if not any(loop.rewards.values()) else "no weight is above 0"
+        yield Issue(f"{none}, so nothing is rewarded; give one another weight")
 
 
 @check("sampler_workers", "error", "loop.sampler.workers")

@@ -66,7 +66,7 @@ class OwnProgram:
             ConfigError: the program is not in the folder or would not be shipped, or the slice does not exist.
         """
         keys = {_key(word) for word in given}
-        self._require_program(own_packages=not keys & (PACKAGE_KEYS | PATH_KEYS))
+        self._require_program(own_packages=not keys & (PACKAGE_KEYS | PATH_KEYS), certain="program.setup" not in keys)
         words = ["program=command", f"program.command={quote_words(self._started_in_folder())}"]
         if name := self.name or ("" if "run.name" in keys else program_name(self.argv)):
             words.append(f"run.name={name}")
@@ -123,15 +123,17 @@ class OwnProgram:
             words = [word for word in words if not word.startswith("tpu.zone=")]
         return [*words, *([f"tpu.zone={self.zone}"] if self.zone else [])]
 
-    def _require_program(self, *, own_packages: bool) -> None:
+    def _require_program(self, *, own_packages: bool, certain: bool) -> None:
         """Raise ConfigError unless the script that the words name is a file that will be shipped.
 
         own_packages: whether nothing but Slipway's packages and what the repository names is installed.
+        certain: whether no command makes files first; else the check of the config warns.
         """
         if meant := shell_line(self.argv):
             raise ConfigError(f"{meant[0]}; use: slipway run -- {meant[1]}")
         bare = own_packages and not self.packages()
-        if problem := program_problem(self.argv, self.folder, self._root, bare=bare):
+        problem = program_problem(self.argv, self.folder, self._root, bare=bare)
+        if certain and problem:
             raise ConfigError(problem)
 
 

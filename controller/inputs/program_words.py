@@ -3,6 +3,7 @@
 The same judgement for the words after `--` and for `program.command`.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 
 from controller.core.text import nearest_names
@@ -20,6 +22,7 @@ from controller.inputs.modules import OURS, is_importable, syntax_tree
 INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 VALUED_OPTIONS = ("-X", "-W")
 """Options of an interpreter that take the next word."""
+PYTHON = re.compile(r"python(2|[23]\.\d+)")
 SCRIPT_SUFFIXES = (".py", ".sh", ".bash", ".pl", ".jl")
 SHELL_OPERATORS = frozenset(["&&", "||", "|", ";", "&", ">", ">>", "<", "<<", "<<<", "2>", "2>>", "2>&1", "&>", "|&"])
 SHELL_WORDS = SHELL_OPERATORS | {
@@ -85,19 +88,19 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
     if tuple(words[: len(ENTER)]) == ENTER and len(words) > len(ENTER) + 1:
         return started(words[len(ENTER) + 1 :], folder / words[len(ENTER)])
     if Path(words[0]).name in WRAPPERS and not any(word.startswith(("-C", "--chdir", "-S")) for word in words):
-        inner = (i for i, word in enumerate(words) if i and (_is_interpreter(word) or _is_script(word)))
+        inner = (i for i, word in enumerate(words) if i and (is_interpreter(word) or is_script(word)))
         if (at := next(inner, None)) is not None:
             return started(words[at:], folder)
     launches = words[:2] == ["uv", "run"] or Path(words[0]).name in LAUNCHERS
     if launches and (at := next((i for i, w in enumerate(words) if w.endswith(".py")), None)):
         return started(["python", *words[at:]], folder)
-    line = words[2] if len(words) == 3 and _is_text_option(words[0], words[1]) else ""
-    if _is_interpreter(words[0]) and line and not set(line) & SHELL_SYNTAX:
+    line = words[2] if len(words) == 3 and is_text_option(words[0], words[1]) else ""
+    if is_interpreter(words[0]) and line and not set(line) & SHELL_SYNTAX:
         try:
             inside = shlex.split(line)
         except ValueError:
             inside = []
-        if inside and shell_line(inside) is None and (_is_interpreter(inside[0]) or _is_script(inside[0])):
+        if inside and shell_line(inside) is None and (is_interpreter(inside[0]) or is_script(inside[0])):
             return started(inside, folder)
     return words, folder
 
@@ -123,6 +126,9 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     script = script_of(words)
     if (named := script or words[0]).endswith(".ipynb"):
         return f"{named}: is a notebook, no program; jupyter nbconvert --to script {shlex.quote(named)} makes one of it"
+    python = words[0]
+    if is_interpreter(python) and "/" in python and not _is_shipped(python, folder):
+        return f"{python}: the workers have no such file, but a Python of their own; write {Path(python).name}"
     if script is None:
         return _option_problem(words) or (_absence(words, folder) if bare else "")
     if PLACEHOLDER in script:
@@ -139,6 +145,12 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     if run_git(["check-ignore", "--quiet", script], folder).returncode == 0:
         return f"{script}: is ignored by git, so the workers would not get it; see .gitignore"
     return _start_problem(words, path)
+
+
+def _is_shipped(name: str, folder: Path) -> bool:
+    """Return whether a worker has a file of this name, unless it lacks an absolute path."""
+    ignored = run_git(["check-ignore", "--quiet", name], folder).returncode == 0
+    return name.startswith("/") or PLACEHOLDER in name or ((folder / name).is_file() and not ignored)
 
 
 def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool) -> str:
@@ -174,7 +186,7 @@ def _near_programs(path: Path, folder: Path, root: Path) -> str:
 
 def _option_problem(words: Sequence[str]) -> str:
     """Return what is wrong with the last option of an interpreter, or with the module that it names."""
-    if not _is_interpreter(words[0]):
+    if not is_interpreter(words[0]):
         return ""
     if words[-1] in ("-c", "-m") and len(words) > 1:
         return f"{words[-1]}: nothing is behind it; name {'a module' if words[-1] == '-m' else 'what to run'}"
@@ -188,7 +200,7 @@ def _option_problem(words: Sequence[str]) -> str:
 def _start_problem(words: Sequence[str], path: Path) -> str:
     """Return why a file cannot be started so; empty if it can."""
     first, script = Path(words[0]).name, script_of(words) or ""
-    if _is_interpreter(words[0]):
+    if is_interpreter(words[0]):
         other = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(path.suffix)
         if other is None or (other == "python") == first.startswith("python"):
             return ""
@@ -216,7 +228,7 @@ def _shebang_problem(words: Sequence[str]) -> str:
     if not words:
         return "its #! line names nothing; write #!/usr/bin/env python3"
     name = next((word for word in words[1:] if not word.startswith("-")), "") if words[0].endswith("/env") else ""
-    if name and not _is_interpreter(name) and name not in ON_WORKERS and shutil.which(name) is None:
+    if name and not is_interpreter(name) and name not in ON_WORKERS and shutil.which(name) is None:
         return f"its #! line names {name}, and there is no such program on this machine"
     if not words[0].startswith(SYSTEM_PLACES):
         return f"its #! line names {words[0]}, which the workers lack; write #!/usr/bin/env python3"
@@ -226,7 +238,7 @@ def _shebang_problem(words: Sequence[str]) -> str:
 def _absence(words: Sequence[str], folder: Path) -> str:
     """Return that the folder and this machine lack the program or module, so that nothing installs it; else empty."""
     first = words[0]
-    if not _is_interpreter(first):
+    if not is_interpreter(first):
         beside = Path(sys.executable).parent / first
         if "/" in first or first in ON_WORKERS or beside.exists() or shutil.which(first):
             return ""
@@ -262,7 +274,7 @@ def program_file(argv: Sequence[str], folder: Path) -> tuple[Path, Path] | None:
     None if there is no such file.
     """
     words, folder = started(argv, folder)
-    if not _is_interpreter(words[0]):
+    if not is_interpreter(words[0]):
         return None
     script, module = script_of(words), word_after(words, "-m")
     if script is None and (module is None or not re.fullmatch(r"\w+(\.\w+)*", module)):
@@ -282,6 +294,26 @@ def modules_in(folder: Path) -> dict[str, Path]:
     found = {f"{path.name}/": path for path in folder.iterdir() if path.is_dir()}
     found |= {path.name: path for path in folder.glob("*.py")}
     return found | {f"{path.parent.name}/{path.name}": path for path in folder.glob("*/__init__.py")}
+
+
+def text_problem(argv: Sequence[str], folder: Path) -> str:
+    """Return what is wrong with the text behind `-c`; empty if this machine finds no fault."""
+    words = started(argv, folder)[0]
+    if not is_interpreter(words[0]):
+        return ""
+    if Path(words[0]).name.startswith("python"):
+        try:
+            ast.parse(word_after(words, "-c") or "")
+        except (SyntaxError, ValueError) as error:
+            return f"-c: {getattr(error, 'msg', error)}"
+        return ""
+    line = next((text for option, text in pairwise(words) if is_text_option(words[0], option)), "")
+    if line.rstrip().endswith("&") and not line.rstrip().endswith("&&"):
+        return "ends with &, so nothing waits for the program, and the run ends at once; leave it out"
+    if not line or shutil.which(words[0]) is None:
+        return ""
+    done = subprocess.run([words[0], "-n", "-c", line], capture_output=True, check=False, text=True, errors="replace")
+    return next(iter(done.stderr.strip().splitlines()), "") if done.returncode else ""
 
 
 def syntax_problem(argv: Sequence[str], file: Path) -> str:
@@ -304,19 +336,33 @@ def syntax_problem(argv: Sequence[str], file: Path) -> str:
     return said[0].replace(str(file), file.name) if done.returncode and said else ""
 
 
+def other_python(argv: Sequence[str], version: str) -> str:
+    """Return which word names another Python than that of the packages, of this version; empty if none does."""
+    named = next((word for word in argv if PYTHON.fullmatch(word)), "python")
+    if named.removeprefix("python") in ("", ".".join(version.split(".")[:2])):
+        return ""
+    return f"{named} is not the Python of the packages, which is {version} (env.python); write python"
+
+
+def may_be_newer(argv: Sequence[str], version: str) -> bool:
+    """Return whether words start a program of a newer Python than this one, which may have a newer syntax."""
+    is_python = Path(started(argv, Path())[0][0]).name.startswith("python")
+    return is_python and sys.version_info[:2] < tuple(map(int, version.split(".")[:2]))
+
+
 def begins_program(word: str) -> bool:
     """Return whether a word alone is the first of a program's, and hardly anything else."""
     name = Path(word).name
-    return _is_interpreter(word) or name in LAUNCHERS or name in ("uv", "uvx") or word.endswith(SCRIPT_SUFFIXES)
+    return is_interpreter(word) or name in LAUNCHERS or name in ("uv", "uvx") or word.endswith(SCRIPT_SUFFIXES)
 
 
 def script_of(argv: Sequence[str]) -> str | None:
     """Return the file that the words start; None if they start a module, a text or a program of the worker."""
-    if not _is_interpreter(argv[0]):
+    if not is_interpreter(argv[0]):
         return argv[0] if "/" in argv[0] else None
     words = iter(argv[1:])
     for word in words:
-        if word in ("-m", "-c", "-") or _is_text_option(argv[0], word):
+        if word in ("-m", "-c", "-") or is_text_option(argv[0], word):
             return None
         if word in VALUED_OPTIONS:
             next(words, None)
@@ -331,15 +377,15 @@ def word_after(argv: Sequence[str], option: str) -> str | None:
     return next(iter(argv[at + 1 :]), None) if script_of(argv) is None else None
 
 
-def _is_text_option(interpreter: str, word: str) -> bool:
+def is_text_option(interpreter: str, word: str) -> bool:
     """Return whether the word behind this one is a line for a shell, as with `-c` and `-lc`."""
-    is_shell = _is_interpreter(interpreter) and not Path(interpreter).name.startswith("python")
+    is_shell = is_interpreter(interpreter) and not Path(interpreter).name.startswith("python")
     return is_shell and re.fullmatch(r"-[a-z]*c", word) is not None
 
 
-def _is_interpreter(word: str) -> bool:
+def is_interpreter(word: str) -> bool:
     return INTERPRETERS.match(Path(word).name) is not None
 
 
-def _is_script(word: str) -> bool:
+def is_script(word: str) -> bool:
     return "/" in word and word.endswith(SCRIPT_SUFFIXES)

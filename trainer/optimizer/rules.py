@@ -25,7 +25,7 @@ from conf.schema.training.optimizer import (
     WarmupStableDecaySchedule,
 )
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.weight_names import unmatched_groups
+from conf.schema.training.weight_names import wrong_groups
 from trainer.distributed.checksums import leaf_path, named_leaves
 from trainer.models.weights import Weight, weight_table
 
@@ -126,7 +126,7 @@ class UpdateRule:
 def update_rules(opt: Optimizer, cfg: AnyModel) -> dict[str, UpdateRule]:
     """Return the rule of each weight by path. Raises RunFileError if a required group's pattern matches no weight."""
     shapes = matrix_views(cfg)
-    for key, why in unmatched_groups(opt.param_groups, shapes):
+    for key, why in wrong_groups(opt.param_groups, shapes):
         raise RunFileError(f"{key}: {why}")
     return {path: _update_rule(opt, cfg, path, view) for path, view in shapes.items()}
 

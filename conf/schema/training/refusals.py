@@ -10,7 +10,7 @@ from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.settings import CheckpointSettings
-from conf.schema.training.weight_names import unmatched_groups, unmatched_modules, weight_names
+from conf.schema.training.weight_names import unmatched_modules, weight_names, wrong_groups
 
 BITS_PER_BYTE = "eval_bits_per_byte"
 EVALUATED: dict[type, tuple[str, ...]] = {
@@ -57,15 +57,18 @@ def refusals(run: Sections, seed: int, backend: str) -> Iterator[Refusal]:
     model, loop, data = run.model, run.loop, run.data
     if not isinstance(loop, LmLoop | GrpoLoop | PuzzleLoop):
         return  # a loop of the user's own decides for itself
-    if run.checkpoint.best is not None and (why := unknown_metric(run.checkpoint.best.metric, EVALUATED[type(loop)])):
-        yield Refusal("checkpoint.best.metric", why)
+    if (best := run.checkpoint.best) is not None:
+        if why := unknown_metric(best.metric, EVALUATED[type(loop)]):
+            yield Refusal("checkpoint.best.metric", why)
+        elif best.mode != (mode := best.mode_of(best.metric)):
+            yield Refusal("checkpoint.best.mode", f"{best.mode} keeps the worst {best.metric}; use {mode}")
     if isinstance(model, Model):
         yield from _lengths(model, loop, data)
         yield from _kernel(model, data, backend)
     if model is not None and getattr(model, "implementation", None) is None:
         lora = unmatched_modules(model) if isinstance(model, Model) else ()
         groups = run.optimizer.param_groups if run.optimizer else ()
-        yield from (Refusal(*found) for found in (*lora, *unmatched_groups(groups, weight_names(model))))
+        yield from (Refusal(*found) for found in (*lora, *wrong_groups(groups, weight_names(model))))
     if data is not None and (why := characters_problem(data)):
         yield Refusal("data.tokenizer", why)
     if isinstance(loop, GrpoLoop) and isinstance(data, ArithmeticData):

@@ -36,6 +36,11 @@ class BestCheckpoint(Strict):
     metric: str = Field(min_length=1, description="Evaluation metric, e.g. eval_loss.")
     mode: Literal["min", "max"] = Field(description="Whether the smallest or the largest value is best.")
 
+    @staticmethod
+    def mode_of(metric: str) -> str:
+        """Return the mode of a metric that a loop of Slipway's evaluates."""
+        return "max" if "accuracy" in metric else "min"
+
 
 class CheckpointSettings(Strict):
     """Checkpoints in the run's folder. The last step is always saved."""
@@ -64,7 +69,7 @@ class CheckpointSettings(Strict):
     @classmethod
     def _is_mapping(cls, value: object) -> object:
         if isinstance(value, str):
-            mode = "max" if "accuracy" in value else "min"
+            mode = BestCheckpoint.mode_of(value)
             raise ValueError(f"must be null or {{metric: {value}, mode: {mode}}}, where mode is min or max")
         return value
 

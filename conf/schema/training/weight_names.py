@@ -3,7 +3,7 @@
 `trainer.models.weights.weight_table` has the weights themselves; a test compares the names.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from conf.schema.training.loop_parts import Trm
@@ -38,13 +38,19 @@ def adapted_matrices(cfg: Model) -> dict[str, str]:
     return {f"layers.{name}": name for name in names} | outside
 
 
-def unmatched_groups(groups: Iterable[ParamGroup], names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the key of each required group of the optimizer that matches none of these weights, and the choices."""
+def wrong_groups(groups: Sequence[ParamGroup], names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the key of each required group of the optimizer that matches none of these weights, with the choices.
+
+    And whether the groups leave no weight to learn.
+    """
     known = sorted(names)
     for i, group in enumerate(groups):
         if group.required and not any(fnmatchcase(path, group.match) for path in known):
             message = f"{group.match!r} matches no weight of the model; its weights: {', '.join(known)}"
             yield f"optimizer.param_groups.{i}.match", f"{message} (required: false allows it)"
+    first = [next((group for group in groups if fnmatchcase(path, group.match)), None) for path in known]
+    if first and all(group is not None and group.lr_scale == 0 for group in first):
+        yield "optimizer.param_groups", "freezes every weight (lr_scale 0), so nothing is learned; leave one out"
 
 
 def weight_names(cfg: Model | Trm) -> list[str]:

@@ -93,6 +93,22 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*GCP, "cloud.bucket='gs://acme'"], "bucket_name: error cloud.bucket: 'gs://acme' is not a valid bucket name"),
         ([*GCP, "cloud=local", "budget.max_usd=5"], "price: error budget.max_usd: cannot be enforced: the emulated"),
         ([*GCP, "budget.max_hours=0.001"], "endless: warning budget.max_hours: the run ends 4 seconds after its pod "),
+        (
+            [*GCP, "budget.max_usd=0.001"],
+            "endless: warning budget.max_usd: the run ends 1 seconds after its pod is there",
+        ),
+        (
+            [*GCP, "budget.max_usd=1", "budget.usd_per_hour=20"],
+            "endless: warning budget.max_usd: the run ends 180 seconds after its pod is there",
+        ),
+        (
+            [*GCP, "recovery.hang_timeout_seconds=5"],
+            "endless: warning recovery.hang_timeout_seconds: a start is silent for longer than 5 seconds",
+        ),
+        (
+            [*GCP, "budget.max_usd=5", "budget.usd_per_hour=0"],
+            "price: error budget.max_usd: is never reached: budget.usd_per_hour is 0",
+        ),
         (["+experiment=trm_e1_1_baseline_xla"], "endless: error budget.max_hours: the program never ends (program.end"),
         ([*GCP, TRC], "trc_zone: error tpu.zone: us-central1-a is not in the TRC grant (us-central2-b)"),
         ([*GCP, "cleanup.idle_minutes=null"], "kept_forever: warning cleanup.idle_minutes: null with cleanup.on_failu"),

@@ -115,6 +115,41 @@ def test_a_word_that_no_program_can_be_given() -> None:
             ["env.vars.D='{run_dirr}/x'"],
             "asset_named: warning env.vars.D: {run_dirr} stays as it is; did you mean {run_dir}?",
         ),
+        (
+            ["env.vars.D='{assets.dataset.d}/x'"],
+            "asset_named: warning env.vars.D: {assets.dataset.d} stays as it is; choices: bucket, run_dir, run_id",
+        ),
+        *(
+            ([f"env.vars.D='{text}'", *ON_GCP], f"unexpanded: warning env.vars.D: {said}")
+            for text, said in (
+                (f"{Path.home()}/data", f"{Path.home()}/data is a path of this machine, which the workers lack"),
+                (f"a:{Path.cwd()}/src", f"{Path.cwd()}/src is a path of this machine, which the workers lack"),
+                ("gs:/b/x", "gs:/… lacks a slash; write gs://"),
+            )
+        ),
+        (
+            [f"program.command=[ls,'--data={Path.home()}/x']", *ON_GCP],
+            f"unexpanded: warning program.command: {Path.home()}/x is a path of this machine",
+        ),
+        *(
+            ([f"program.setup=[{argv}]"], f"unexpanded: warning program.setup: {said}")
+            for argv, said in (
+                ("[apt,install,-y,g++]", "apt needs the rights of root; write sudo apt"),
+                ("[bash,-c,'cd a && apt-get update']", "apt-get needs the rights of root; write sudo apt-get"),
+                ("[sudo,apt-get,install,g++]", "apt-get asks whether to install, and nobody answers; add -y"),
+                ("[sudo,-E,pip,install,a]", "sudo leaves out the program's Python and variables"),
+            )
+        ),
+        *(
+            (
+                [f"env.vars.MLFLOW_TRACKING_URI='{address}'", "logging.trackers=[tests.x:Y,mlflow]", *ON_GCP],
+                f"trackers: warning env.vars.MLFLOW_TRACKING_URI: {address} is {said}",
+            )
+            for address, said in (
+                ("localhost:5000", "a folder to mlflow; an address begins with https:// or http://"),
+                ("http://127.0.0.1:5000", "worker 0 itself there, not this machine"),
+            )
+        ),
         *(
             (
                 [f"env.vars.D='{typed}/x'", "assets.datasets.d.path=tests"],
@@ -224,6 +259,10 @@ WANTS = "error env.python: env.requirements wants {}, but JAX for Python {}; use
         ("3.11", "torch==2.6.0\njaxtyping>=99\n--find-links https://h/jax", []),
         ("3.11", "jax @ https://h/jax-0.12.0-py3-none-any.whl", []),
         ("3.15", "jax==0.12.*", []),
+        *(
+            ("3.13", line, [f"error env.requirements: {line} is JAX for GPUs, and finds no TPU; use jax[tpu]"])
+            for line in ("jax[cuda12]", "jax[cuda13-local]>=0.7", "jax[rocm]")
+        ),
         ("3.11", "jax==0.12.*", [WANTS.format("jax==0.12.*", "3.11 ends with 0.10.2", "3.12")]),
         ("3.11", "numpy\nJAX[tpu] >= 0.11", [WANTS.format("JAX[tpu]>=0.11", "3.11 ends with 0.10.2", "3.12")]),
         ("3.11", "jax>0.10.2", [WANTS.format("jax>0.10.2", "3.11 ends with 0.10.2", "3.12")]),
@@ -238,7 +277,7 @@ WANTS = "error env.python: env.requirements wants {}, but JAX for Python {}; use
 )
 def test_a_jax_that_the_python_does_not_have_is_found(tmp_path: Path, python: str, text: str, said: list[str]) -> None:
     (tmp_path / "r.txt").write_text(f"{text}\n")
-    own = [f"env.python={python}", "env.packages=requirements", "env.requirements=r.txt"]
+    own = [f"env.python={python}", "env.packages=requirements", "env.requirements=r.txt", *ON_GCP]
     plan = build_plan(config(*COMMAND, *own), "acme", tmp_path, CodeSnapshot(tmp_path, ("r.txt",)))
     assert [f"{found.severity} {found}" for found in env.python_has_jax(plan, plans.context())] == said
 
@@ -249,6 +288,7 @@ def test_the_lock_has_a_jax_for_the_python_of_its_pods(tmp_path: Path) -> None:
         return [str(finding) for finding in env.python_has_jax(plan, plans.context())]
 
     assert found() == []
+    assert found("env.python=3.20") == ["env.python: no JAX for Python 3.20 is known here; choose one of 3.12 to 3.14"]
     [both] = found("env.python=3.11")
     ends = "JAX for Python 3.11 ends with 0.10.2; use env.python=3.12"
     assert both.partition(", but ")[2] == ends

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from controller.checks.project import all_code_is_shipped
 from controller.plan.build import build_plan
 from tests.composed import config_of
@@ -40,3 +42,15 @@ def test_code_that_would_be_missed_is_named(tmp_path: Path) -> None:
     line = "warning code.exclude: not shipped: link0 (a link that leaves the code: /usr), link1 "
     assert said()[0].startswith(line)
     assert said()[0].endswith(" and 1 more; name there what is not needed, to silence this")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "command", "named"),
+    [("*.py", "[python,train.py]", "train.py"), ("lab/", "[python,-m,lab.job]", "lab/job.py")],
+)
+def test_a_program_that_is_left_out_cannot_start(tmp_path: Path, pattern: str, command: str, named: str) -> None:
+    git_repository(tmp_path / "r", {"train.py": "", "lab/job.py": "", "a.txt": ""})
+    words = [*WORDS, f"program.command={command}", f"run.state_dir={tmp_path}/state", f"code.exclude=['{pattern}']"]
+    plan = build_plan(config_of(*words), "acme", tmp_path / "r")
+    [found] = all_code_is_shipped(plan, make_context(None))
+    assert f"{found.severity} {found}" == f"error program.command: starts {named}, which is not shipped: code.exclude"

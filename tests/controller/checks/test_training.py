@@ -49,6 +49,23 @@ MAHA = "model.attention_form=maha"
             [*LM, 'optimizer.param_groups=[{match: "layers.*"}, {match: "*bias*", weight_decay: 0.0}]'],
             "refused: error optimizer.param_groups.1.match: '*bias*' matches no weight of the model; its weights: ",
         ),
+        *(
+            (
+                [*GRPO, f"optimizer.param_groups={groups}"],
+                "refused: error optimizer.param_groups: freezes every weight (lr_scale 0), so nothing is learned",
+            )
+            for groups in (
+                '[{match: "*", lr_scale: 0}]',
+                '[{match: embedding, lr_scale: 0}, {match: "*", lr_scale: 0.0}]',
+            )
+        ),
+        *(
+            (
+                [*loop, f"checkpoint.best={{metric: {metric}, mode: {mode}}}"],
+                f"refused: error checkpoint.best.mode: {mode} keeps the worst {metric}; use m",
+            )
+            for loop, metric, mode in ((GRPO, "eval_accuracy", "min"), (LM, "eval_loss", "max"))
+        ),
         (
             ["+experiment=trm_sudoku", "optimizer.param_groups=[{match: lm_head}]"],
             "refused: error optimizer.param_groups.0.match: 'lm_head' matches no weight of the model; its weights: em",
@@ -119,6 +136,20 @@ MAHA = "model.attention_form=maha"
             [*GCP, "tpu.fallback_zones=[us-central1-a]"],
             "unread: warning tpu.fallback_zones: has no effect: us-central1-a is tpu.zone itself",
         ),
+        *(
+            (
+                [*GCP, f"recovery.policy.{word}"],
+                f"unread: warning recovery.policy.{name}: has no effect: recovery.max_p",
+            )
+            for name, word in (
+                ("program_error", "program_error=replace_node"),
+                ("disk_full", "disk_full=restart_worker"),
+            )
+        ),
+        *(
+            ([*GRPO, f"loop.length_buckets={buckets}"], "unread: warning loop.length_buckets: has no effect: an update")
+            for buckets in ("[60]", "[1000,2000]")
+        ),
         (
             [*GCP, "recovery.policy.hung=move_zone"],
             "unread: warning recovery.policy.hung: has no effect: move_zone needs another zone in tpu.fallback_zones",
@@ -171,6 +202,10 @@ MAHA = "model.attention_form=maha"
         ),
         ([*GRPO, "optimizer.schedule.final_fraction=0.01"], "schedule: warning optimizer.schedule.horizon_steps: the"),
         ([*GRPO, "tpu.capacity=spot", "checkpoint.save_interval=120"], "checkpoints: warning checkpoint.save_interval"),
+        (
+            [*GRPO, "loop.rewards={answer_match: -1, format: 0}"],
+            "no_reward: warning loop.rewards: no weight is above 0, so nothing is rewarded",
+        ),
         (
             [*GRPO, "loop.rewards={answer_match: 0, format: 0}"],
             "no_reward: warning loop.rewards: all weights are 0, so",

@@ -19,7 +19,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-OF_CONTENT = (", line ", "null", ".sh: line ", "imports ")
+OF_CONTENT = (", line ", "null", ": line ", "imports ", "never closed", "nothing waits")
 """Said once the config is composed: it names the workers' Python and packages."""
 PROGRAMS = {
     "plain.py": "import jax\n",
@@ -102,6 +102,16 @@ PROGRAMS = {
         ),
         (["./book.ipynb"], "error ./book.ipynb: is a notebook, no program; jupyter nbconvert --to script ./book.ipynb"),
         (["book.ipynb"], "error book.ipynb: is a notebook, no program; "),
+        (
+            [".venv/bin/python", "plain.py"],
+            "error .venv/bin/python: the workers have no such file, but a Python of the",
+        ),
+        (["env", "A=1", "venv/bin/python3", "-m", "lab"], "error venv/bin/python3: the workers have no such file"),
+        (["python", "-c", "print(1"], "error -c: '(' was never closed"),
+        (["bash", "-c", "if true; python plain.py"], "error bash: -c: line "),
+        (["sh", "-c", "python plain.py --x $A &"], "error ends with &, so nothing waits for the program"),
+        (["python", "-c", "print(1)"], None),
+        (["bash", "-c", "for i in 1 2; do python plain.py; done"], None),
         (["python", "-m", "lab.inner"], None),
         (["bash", "job.slurm"], None),
         (["python", "elsewhere.py"], None),
@@ -144,6 +154,9 @@ def test_what_other_words_may_make_or_use_is_less_certain(
     own = ["program=command", "program.command=[python,made.py]"]
     assert said(*own, "program.setup=[[make]]")[0].startswith("warning program.command: made.py: there is no such file")
     assert said(*own[:1], "program.command=[ehco]", "program.setup=[[make]]") == []
+    for words in ("made.py", ".venv/bin/python"):
+        made = OwnProgram((*(["python"] if words.endswith(".py") else []), words), repository, on_this_machine=True)
+        assert made.overrides(["program.setup=[[make]]"])
     [absent, line] = said(*own[:1], "program.command=[ls]", "program.setup=[[bash,no.sh],['cd a && make']]")
     assert absent.startswith("error program.setup: no.sh: there is no such file")
     assert line.endswith('use program.setup=[[bash,-c,"cd a && make"]]')
