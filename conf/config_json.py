@@ -7,13 +7,14 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from conf.hugging_face_fields import FIELDS, ROPE_FIELDS, ROPE_TYPES
+from conf.hugging_face_fields import FIELDS
+from conf.hugging_face_rotation import MINISTRAL3_ROTATION, ROPE_FIELDS, ROPE_TYPES, ROTATIONS, longrope, yarn
 from conf.schema.training.model import Model, family_switches
 
 CLASSES = {
     "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral",
-    "ministral": "Ministral", "gemma": "Gemma", "smollm3": "SmolLM3", "olmo2": "Olmo2", "granite": "Granite",
-    "phi3": "Phi3", "olmo3": "Olmo3",
+    "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3", "olmo2": "Olmo2",
+    "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {"gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2"}
@@ -22,9 +23,12 @@ ARCHITECTURES = {
     **{kind: (f"{name}ForCausalLM", f"{name}Model") for kind, name in CLASSES.items()},
     "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
     "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3Model"),
+    "mistral3": ("Mistral3ForConditionalGeneration", "Mistral3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
 }
 """Classes whose weights are a decoder's."""
+WITH_IMAGES = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
+"""Models with a vision tower, and what their `text_config` must be."""
 PERIODS = {"gemma2": 2, "olmo3": 4}
 """Every how many layers one is global, where layer_types does not say it."""
 BY_LAYER_TYPE = ("gemma3_text", "olmo3")
@@ -59,7 +63,7 @@ def without_unknown_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = _kind(config)
     known = {name: value for name, value in config.items() if name in FIELDS[kind]}
     if isinstance(text := known.get("text_config"), Mapping):
-        known["text_config"] = {name: value for name, value in text.items() if name in FIELDS["gemma3_text"]}
+        known["text_config"] = {name: value for name, value in text.items() if name in FIELDS[WITH_IMAGES[kind]]}
     return known
 
 
@@ -75,17 +79,9 @@ def model_from_config(config: Any, **compute: Any) -> Model:
         raise UnknownArchitectureError("config.json: it is no mapping")
     kind = _kind(config)
     fields = _fields(config, kind)
-    if kind == "gemma3":
-        tied = fields["tie_word_embeddings"]
-        given = fields["text_config"] or {}
-        kind = "gemma3_text"
-        fields = _fields(given, kind, "text_config.")
-        if fields["tie_word_embeddings"] != tied:
-            raise _unsupported("tie_word_embeddings", tied, "text_config has another value")
-        if (cap := fields["final_logit_softcapping"]) is not None:
-            raise _unsupported("text_config.final_logit_softcapping", cap, "transformers does not apply it with images")
-    else:
-        given = config
+    given = config
+    if kind in WITH_IMAGES:
+        kind, fields, given = _text_fields(fields, config)
     try:
         described = _gpt2_model(fields) if kind == "gpt2" else _rotary_model(fields, given, kind)
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -101,6 +97,23 @@ def model_from_config(config: Any, **compute: Any) -> Model:
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
+def _text_fields(outer: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
+    """Return kind and fields of the decoder beside a vision tower, and what config.json says of it."""
+    kind = WITH_IMAGES[config["model_type"]]
+    given = outer["text_config"] or {}
+    if kind == "ministral3":  # transformers takes what names no other for a Mistral
+        given = {"model_type": "mistral"} | given
+    fields = _fields(given, kind, config["model_type"])
+    tied = outer["tie_word_embeddings"]
+    # a head of its own is read although the wrapper's default would tie it
+    is_said = kind != "ministral3" or "tie_word_embeddings" in config
+    if is_said and fields["tie_word_embeddings"] != tied:
+        raise _unsupported("tie_word_embeddings", tied, "text_config has another value")
+    if (cap := fields.get("final_logit_softcapping")) is not None:
+        raise _unsupported("text_config.final_logit_softcapping", cap, "transformers does not apply it with images")
+    return kind, fields, given
+
+
 def _kind(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FIELDS:
@@ -108,8 +121,12 @@ def _kind(config: Mapping[str, Any]) -> str:
     return kind
 
 
-def _fields(config: Mapping[str, Any], kind: str, prefix: str = "") -> dict[str, Any]:
-    """Return every field of a config class: what config.json says, else the class's default."""
+def _fields(config: Mapping[str, Any], kind: str, outer: str = "") -> dict[str, Any]:
+    """Return every field of a config class: what config.json says, else the class's default.
+
+    outer: the kind whose text_config it is.
+    """
+    prefix = "text_config." if outer else ""
     table = FIELDS[kind]
     if unknown := [f"{prefix}{name}" for name in config if name not in table]:
         raise UnknownArchitectureError(
@@ -125,7 +142,7 @@ def _fields(config: Mapping[str, Any], kind: str, prefix: str = "") -> dict[str,
     if found["model_type"] not in ("", kind):
         raise _unsupported(f"{prefix}model_type", found["model_type"], f"{kind} was expected")
     for name in found["architectures"] or ():
-        accepted = ARCHITECTURES[kind] + (ARCHITECTURES["gemma3"] if prefix else ())
+        accepted = ARCHITECTURES[kind] + (ARCHITECTURES[outer] if outer else ())
         if name not in accepted:
             raise _unsupported(f"{prefix}architectures", name, f"only {', '.join(ARCHITECTURES[kind])}")
     return found
@@ -277,6 +294,8 @@ def _rotated(fields: Mapping[str, Any]) -> list[bool]:
 def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
     new, scaling = fields["rope_parameters"] or {}, fields["rope_scaling"]
+    if kind == "ministral3" and fields["rope_parameters"] is None:
+        new = MINISTRAL3_ROTATION
     nested = bool(new.keys() & LAYER_TYPES.keys())
     if new and nested != (kind in BY_LAYER_TYPE):
         why = f"{kind} has {'one entry per layer type' if kind in BY_LAYER_TYPE else 'one for all layers'}"
@@ -331,13 +350,17 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
     if kind and older and kind != older:
         raise _unsupported("rotary type", older, f"rope_type is {kind!r}")
     kind = kind or older or "default"
-    allowed = ("default", "longrope") if of == "phi3" else tuple(ROPE_FIELDS)
+    allowed = ROTATIONS.get(of, tuple(ROPE_FIELDS))
     if kind not in allowed:
         raise _unsupported("rope_type", kind, f"only {', '.join(allowed)}")
     required, optional = ROPE_FIELDS[kind]
+    if of == "ministral3":  # transformers computes with both, and has no defaults
+        required = required | {"original_max_position_embeddings", "llama_4_scaling_beta"}
     if missing := required - parameters.keys():
         raise UnknownArchitectureError(f"config.json: rope_type {kind}: {sorted(missing)[0]} is missing")
     known = {"rope_type", "type", "rope_theta", *required, *optional}
+    if of == "ministral3":
+        known |= {"max_position_embeddings"}  # transformers does not read it
     if parameters.get("partial_rotary_factor") in (None, 1.0) or FIELDS[of]["partial_rotary_factor"].use == "read":
         known = known | {"partial_rotary_factor"}
     if other := parameters.keys() - known:
@@ -354,31 +377,5 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
         original = named or found["original_max_position_embeddings"] or fields["max_position_embeddings"]
         found["original_max_position_embeddings"] = original
     if kind == "longrope":
-        found = _longrope(found, fields["max_position_embeddings"])
-    return {"kind": kind, **(_yarn(found) if kind == "yarn" else found)}
-
-
-def _longrope(found: dict[str, Any], longest: int) -> dict[str, Any]:
-    """Return longrope's fields with the attention factor as transformers 5 computes it (arXiv 2402.13753)."""
-    original, factor = found["original_max_position_embeddings"], found.pop("factor")
-    factor = longest / original if factor is None else factor
-    if found["attention_factor"] is None:
-        found["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return found
-
-
-def _yarn(found: dict[str, Any]) -> dict[str, Any]:
-    """Return yarn's fields with the attention factor as transformers 5 computes it (https://arxiv.org/abs/2309.00071).
-
-    transformers 4 replaces `factor` by max_position_embeddings / original_max_position_embeddings.
-    """
-    scale, mscale, all_dim = found["factor"], found.pop("mscale"), found.pop("mscale_all_dim")
-
-    def magnitude(weight: float = 1.0) -> float:
-        return 0.1 * weight * math.log(scale) + 1.0 if scale > 1 else 1.0
-
-    factor = found["attention_factor"]
-    if factor is None:
-        factor = magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude()
-    beta = {name: found[name] or ROPE_FIELDS["yarn"][1][name] for name in ("beta_fast", "beta_slow")}
-    return found | beta | {"attention_factor": factor}
+        found = longrope(found, fields["max_position_embeddings"])
+    return {"kind": kind, **(yarn(found) if kind == "yarn" else found)}

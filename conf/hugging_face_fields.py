@@ -166,6 +166,17 @@ MISTRAL = (
 
 MINISTRAL = MISTRAL | {"layer_types": _read(None, list | None)}
 
+MINISTRAL3 = MISTRAL | {
+    "vocab_size": _read(131072),
+    "num_hidden_layers": _read(34),
+    "head_dim": _read(128),
+    "max_position_embeddings": _read(262144),
+    "rms_norm_eps": _read(1e-5),
+    "sliding_window": _read(None, int | None),  # of all layers
+    **{name: _fixed(None, "set it in rope_parameters") for name in ("rope_theta", "rope_scaling")},
+    **_ignored("the tokenizer's", pad_token_id=11),
+}
+
 SMOLLM3 = (
     ROTARY
     | SILU
@@ -337,6 +348,15 @@ GEMMA3_WITH_IMAGES = BASE | {
 }
 """Gemma 3 with a vision tower, `Gemma3Config`: the decoder is its `text_config`."""
 
+MINISTRAL3_WITH_IMAGES = BASE | {
+    "text_config": _read(None, Mapping | NoneType),
+    "tie_word_embeddings": _read(True),
+    **_ignored("images are not read", vision_config=None, image_token_index=10, image_token_id=10),
+    **_ignored("images are not read", projector_hidden_act="gelu", multimodal_projector_bias=False),
+    **_ignored("images are not read", vision_feature_layer=-1, spatial_merge_size=2),
+}
+"""Ministral 3 with a vision tower, `Mistral3Config`."""
+
 FIELDS = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
@@ -347,6 +367,8 @@ FIELDS = {
     "gpt2": GPT2,
     "mistral": MISTRAL,
     "ministral": MINISTRAL,
+    "ministral3": MINISTRAL3,
+    "mistral3": MINISTRAL3_WITH_IMAGES,
     "gemma": GEMMA,
     "smollm3": SMOLLM3,
     "olmo2": OLMO2,
@@ -355,46 +377,3 @@ FIELDS = {
     "olmo3": OLMO3,
 }
 """The table of each `model_type`."""
-
-ROPE_TYPES: dict[str, type | UnionType] = {
-    "rope_type": str,
-    "type": str,
-    "factor": float,
-    "low_freq_factor": float,
-    "high_freq_factor": float,
-    "original_max_position_embeddings": int | None,
-    "attention_factor": float | None,
-    "beta_fast": float | None,
-    "beta_slow": float | None,
-    "mscale": float | None,
-    "mscale_all_dim": float | None,
-    "truncate": bool,
-    "rope_theta": float | None,
-    "partial_rotary_factor": float | None,
-    "short_factor": list,
-    "long_factor": list,
-}
-"""What the values of rope_parameters are."""
-
-ROPE_FIELDS = {
-    "default": ({}, {}),
-    "linear": ({"factor"}, {}),
-    "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, {"original_max_position_embeddings": None}),
-    "yarn": (
-        {"factor"},
-        {
-            "original_max_position_embeddings": None,  # max_position_embeddings
-            "attention_factor": None,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": None,
-            "mscale_all_dim": None,
-            "truncate": True,
-        },
-    ),
-    "longrope": (
-        {"short_factor", "long_factor"},
-        {"original_max_position_embeddings": None, "attention_factor": None, "factor": None},
-    ),
-}
-"""By `rope_type`: the required fields of rope_parameters, and the others with their defaults."""

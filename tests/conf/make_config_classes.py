@@ -24,6 +24,8 @@ CLASSES = {
     "gpt2": "GPT2Config",
     "mistral": "MistralConfig",
     "ministral": "MinistralConfig",
+    "ministral3": "Ministral3Config",
+    "mistral3": "Mistral3Config",
     "gemma": "GemmaConfig",
     "smollm3": "SmolLM3Config",
     "olmo2": "Olmo2Config",
@@ -34,8 +36,9 @@ CLASSES = {
 
 
 def described() -> dict[str, dict[str, Any]]:
-    """Return the fields of each class of the installed version with their defaults, by model_type."""
-    return {kind: fields_of(getattr(transformers, name)) for kind, name in CLASSES.items()}
+    """Return the fields of each class that the installed version has with their defaults, by model_type."""
+    known = {kind: getattr(transformers, name) for kind, name in CLASSES.items() if hasattr(transformers, name)}
+    return {kind: fields_of(config_class) for kind, config_class in known.items()}
 
 
 def fields_of(config_class: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ FAMILIES = {
     "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma3": "gemma3", "llama": "llama", "qwen2": "qwen2",
     "qwen3": "qwen3", "gpt2": "gpt2",
     **{kind: kind for kind in ("mistral", "ministral", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3")},
+    **{kind: kind for kind in ("ministral3", "mistral3")},
 }  # fmt: skip
 """The folder of each model_type; before 4.0.1 there were none."""
 CLASSES = {"gemma3_text": "Gemma3TextConfig", "gemma3": "Gemma3Config"}

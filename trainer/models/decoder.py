@@ -28,6 +28,7 @@ from trainer.models.layers import (
     rope_amplitude,
     rope_frequencies,
     scaled,
+    scaled_by_position,
     weighted_sum,
 )
 from trainer.models.weights import Params
@@ -267,4 +268,5 @@ def _project_qkv(
     local = kind in "Ll"
     frequencies, amplitude = rope_frequencies(cfg, positions, local=local), rope_amplitude(cfg, local=local)
     query = placed("query") * jnp.asarray((cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5, x.dtype)
+    query = scaled_by_position(query, positions, cfg, local=local)
     return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), heads("value")))  # pyright: ignore[reportReturnType]

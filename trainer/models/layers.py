@@ -234,6 +234,19 @@ def rope_amplitude(cfg: Model, *, local: bool) -> float:
     return getattr(_rope_scaling(cfg, local), "attention_factor", 1.0)
 
 
+def scaled_by_position(query: jax.Array, positions: jax.Array, cfg: Model, *, local: bool) -> jax.Array:
+    """Multiply queries [B, T, heads, head_dim] beyond the original context, by `llama_4_scaling_beta` of yarn.
+
+    positions: [B, T], which count from 0 in each document, so a token sampled with a cache has the same factor.
+    """
+    scaling = _rope_scaling(cfg, local)
+    if scaling is None or scaling.kind != "yarn" or not scaling.llama_4_scaling_beta:
+        return query
+    contexts = positions // scaling.original_max_position_embeddings
+    factor = 1 + scaling.llama_4_scaling_beta * jnp.log1p(contexts.astype(jnp.float32))
+    return query * factor[:, :, None, None].astype(query.dtype)
+
+
 def _rope_scaling(cfg: Model, local: bool) -> RopeScaling | None:
     """Return the layer's scaling: a base of their own means that local layers have none."""
     return None if local and cfg.rope_local_theta else cfg.rope_scaling

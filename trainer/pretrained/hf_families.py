@@ -15,6 +15,7 @@ from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
 from conf.hugging_face_fields import FIELDS
+from conf.hugging_face_rotation import ROPE_FIELDS, ROTATIONS
 from conf.schema.training.model import Model, family_switches
 
 Arrays = tuple[np.ndarray, ...]
@@ -70,6 +71,7 @@ KEYS_BY_FAMILY = {
     "gpt2": {"biases"},
     "mistral": ROTARY_KEYS | WINDOW_KEYS,
     "ministral": ROTARY_KEYS | WINDOW_KEYS,
+    "ministral3": ROTARY_KEYS | WINDOW_KEYS,
     "gemma": ROTARY_KEYS,
     "smollm3": ROTARY_KEYS | WINDOW_KEYS,
     "olmo2": ROTARY_KEYS,
@@ -88,10 +90,10 @@ BIASES_BY_FAMILY = {
     "smollm3": ("none", "attention", "mlp", "all"),
     "granite": ("none", "attention", "mlp", "all"),
     **dict.fromkeys(("gemma", "olmo2", "olmo3"), ("none", "attention")),
-    **dict.fromkeys(("mistral", "ministral", "phi3"), ("none",)),
+    **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3"), ("none",)),
 }
 """Values of `model.biases` per family."""
-PATTERNS = {"mistral": "L+|G+", "phi3": "L+|G+", "smollm3": "[LGlg]+"}
+PATTERNS = {"mistral": "L+|G+", "ministral3": "L+|G+", "phi3": "L+|G+", "smollm3": "[LGlg]+"}
 """What `model.attention_pattern` is per family, where it is not L and G at will."""
 COMPUTE_KEYS = {
     "init",
@@ -121,7 +123,9 @@ def family_of(cfg: Model) -> str | None:
             continue
         if "rope_local_theta" in said and cfg.rope_local_theta is None:
             continue  # transformers would use its default
-        if name == "phi3" and cfg.rope_scaling is not None and cfg.rope_scaling.kind != "longrope":
+        if (cfg.rope_scaling.kind if cfg.rope_scaling else "default") not in ROTATIONS.get(name, ROPE_FIELDS):
+            continue
+        if name != "ministral3" and getattr(cfg.rope_scaling, "llama_4_scaling_beta", 0):
             continue
         if all(getattr(cfg, key) == value for key, value in family_switches(name).items() if key not in free):
             return name
@@ -262,6 +266,10 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
     }
     if (scaling := cfg.rope_scaling) is not None:
         written["rope_scaling"] = {"rope_type": scaling.kind} | scaling.model_dump(mode="json", exclude={"kind"})
+        if kind == "ministral3":  # of transformers 5 only
+            written["rope_parameters"] = written.pop("rope_scaling") | {"rope_theta": written.pop("rope_theta")}
+        else:
+            written["rope_scaling"].pop("llama_4_scaling_beta", None)  # 0
     if cfg.biases in ("attention", "all"):
         written["attention_bias"] = True
     if cfg.biases in ("mlp", "all"):

@@ -44,6 +44,11 @@ class YarnRopeScaling(Strict):
     beta_fast: float = Field(gt=0, description="Frequencies with more rotations in the original context are kept.")
     beta_slow: float = Field(gt=0, description="Frequencies with fewer rotations are divided by factor.")
     truncate: bool = Field(description="Round the bounds between the two to whole frequencies.")
+    llama_4_scaling_beta: float = Field(
+        default=0.0,
+        ge=0,
+        description="Queries are multiplied by 1 + this * log(1 + floor(position / original_max_position_embeddings)).",
+    )
 
 
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
@@ -130,9 +135,9 @@ class Model(Strict):
     mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer.")
     vocab_size: int = Field(ge=2, le=4194304, description="Number of token IDs, at least the tokenizer's.")
 
-    family: Literal["mistral", "ministral", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3"] | None = Field(
-        default=None, description="Whose config.json an export has. null: the first that can say these switches."
-    )
+    family: (
+        Literal["mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3"] | None
+    ) = Field(default=None, description="Whose config.json an export has. null: the first that can say these switches.")
     norm: Literal["rms", "rms_plus_one", "rms_plain", "layer"] = Field(
         description="rms: with a gain. rms_plus_one: gain 1 + weight. rms_plain: no weight. layer: LayerNorm with bias."
     )

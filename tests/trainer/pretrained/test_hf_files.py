@@ -54,6 +54,31 @@ def test_gemma_3_with_images_is_read_under_the_names_of_transformers_4_and_5(tmp
     jax.tree.map(np.testing.assert_array_equal, read(other), read(FIXTURES / "gemma3_images"))
 
 
+@pytest.mark.parametrize("prefix", ["language_model.", "model.language_model."])
+def test_ministral_3_with_images_is_read_as_its_decoder(tmp_path, prefix):
+    """The names of published files and of parameters; the head is beside the decoder in both."""
+
+    def wrapped(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        bare = {name: name.removeprefix("model.") for name in known}
+        inside = prefix if prefix.startswith("model.") else f"{prefix}model."
+        names = {
+            name: f"{inside if name != bare[name] else prefix.removeprefix('model.')}{bare[name]}" for name in bare
+        }
+        parts = (
+            "vision_tower.ln_pre",
+            "multi_modal_projector.norm",
+            "multi_modal_projector.patch_merger.merging_layer",
+        )
+        seen = {f"{prefix.partition('language')[0]}{part}.weight": np.zeros(3, np.float32) for part in parts}
+        return {names[name]: value for name, value in known.items()} | seen
+
+    folder = copy_with(tmp_path / "wrapped", "ministral3", wrapped)
+    text = json.loads((folder / "config.json").read_text())
+    outer = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "spatial_merge_size": 2}
+    (folder / "config.json").write_text(json.dumps(outer | {"text_config": text, "vision_config": {}}))
+    jax.tree.map(np.testing.assert_array_equal, read(folder), read(FIXTURES / "ministral3"))
+
+
 def test_what_the_decoder_does_not_have_is_skipped(tmp_path):
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(3, np.int8)}
     folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | buffer)
@@ -292,6 +317,7 @@ def test_an_export_is_what_transformers_has_loaded(name, tmp_path):
         ("gemma3", {"rope_local_theta": None}),  # transformers would take 10,000
         ("olmo3", {"rope_local_theta": None}),
         ("olmo2", {"qk_norm": "before_rotation"}),
+        ("ministral3", {"biases": "qkv"}),  # transformers would not scale the queries of a Qwen2
         ("granite", {"attention_pattern": "LG"}),
         ("phi3", {"partial_rotary_factor": 0.5, "biases": "qkv"}),
         ("smollm3", {"residual_multiplier": 0.5, "attention_pattern": "Gg"}),
