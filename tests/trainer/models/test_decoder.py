@@ -157,14 +157,11 @@ def test_every_model_is_compared():
 
 
 def test_every_family_is_computed_here_and_has_a_size():
-    """Ministral's published size says that it is a Mistral; Ministral 3 is read with `hf`.
-
-    Sampler, exports and adapters have lists of the same.
-    """
+    """Ministral's published size says that it is a Mistral. Sampler, exports and adapters have lists of the same."""
     families = set(FAMILIES_OF_CONFIGS.values())
     assert families <= set(EVERY)
     kinds = {row["config"]["model_type"] for row in PUBLISHED.values()}
-    assert {FAMILIES_OF_CONFIGS.get(kind, kind) for kind in kinds} == families - {"ministral", "ministral3"}
+    assert {FAMILIES_OF_CONFIGS.get(kind, kind) for kind in kinds} == families - {"ministral"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
