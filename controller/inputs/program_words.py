@@ -53,7 +53,7 @@ OF_PYTHON = frozenset(["", ".py", ".pyw", ".pyc", ".pyz", ".zip", ".whl", ".egg"
 JOBS = "slipway_job"
 """The module that is shipped with the jobs of a multirun."""
 NO_PROGRAM = "there is no such program on this machine or among Slipway's packages"
-CURE = "name the packages that have it with env.requirements=FILE"
+CURE = "name the packages that have it with env.packages=requirements env.requirements=FILE"
 
 
 def shell_line(argv: Sequence[str]) -> tuple[str, str] | None:
