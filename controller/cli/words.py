@@ -115,7 +115,7 @@ OTHER_FLAGS = {
     ),
     **dict.fromkeys(
         ("--image", "--docker-image", "--container"),
-        "the VM's image is set with tpu.runtime_version, and packages with env.packages=requirements env.requirements=FILE",
+        "the VM's image is set with tpu.runtime_version, packages with env.packages=requirements env.requirements=FILE",
     ),
     **dict.fromkeys(
         ("--autostop", "--idle-minutes-to-autostop", "--down"),

@@ -136,7 +136,8 @@ def overruled(folder: Path | None, overrides: Sequence[str]) -> dict[str, str]:
                 continue
             for key, value in yaml.safe_load(path.read_text()).items():
                 node, full = file.find([group, key]), f"{group}.{key}"
-                if node is not None and key != "defaults" and full not in typed:
+                is_open = key == "defaults" or value in (None, "", [], {})  # program=command leaves its command open
+                if node is not None and not is_open and full not in typed:
                     found.pop(full, None)
                     if (yaml.safe_load(yaml.serialize(file.root)).get(group) or {}).get(key) != value:
                         cure = "remove it there" if isinstance(value, dict | list) else f"set {full}={value} too"

@@ -275,6 +275,8 @@ def test_a_path_in_place_of_a_name_is_understood(path: str, tmp_path: Path) -> N
         ("tpu: {accelerator_type: v5litepod-8}", ["tpu=v6e_8", "tpu.accelerator_type=v6e-4"], {}),
         ("tpu: {accelerator_type: v5litepod-8}", ["run.seed=3"], {}),
         ("run: {seed: 3}", ["tpu=v6e_8", "scale=tiny"], {}),
+        ("program: {command: [python3], setup: [[true]], exit_codes: {33: hung}}", ["program=command"], {}),
+        ("program: {needs_chips: false}", ["program=command"], {"program.needs_chips": ("program=command", " too")}),
     ],
 )  # fmt: skip
 def test_values_of_a_typed_choice_that_the_experiment_replaces_are_named(
