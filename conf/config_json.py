@@ -354,9 +354,11 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
     if kind not in allowed:
         raise _unsupported("rope_type", kind, f"only {', '.join(allowed)}")
     required, optional = ROPE_FIELDS[kind]
+    given = parameters.keys()
     if of == "ministral3":  # transformers computes with both, and has no defaults
         required = required | {"original_max_position_embeddings", "llama_4_scaling_beta"}
-    if missing := required - parameters.keys():
+        given = {name for name in given if parameters[name] or name == "llama_4_scaling_beta"}
+    if missing := required - given:
         raise UnknownArchitectureError(f"config.json: rope_type {kind}: {sorted(missing)[0]} is missing")
     known = {"rope_type", "type", "rope_theta", *required, *optional}
     if of == "ministral3":

@@ -124,7 +124,7 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         return ConfigProblem(".".join(path), unknown_key(raw, path, given))
     if kind == "invalid_key":
         reason = "a value stands where `key: value` belongs; a number has no comma, and a text with one is quoted"
-        return ConfigProblem(key, reason)
+        return ConfigProblem(key, f"{reason}; if it is a key, which YAML reads as {given!r}, quote it")
     if is_name:
         return _wrong_name(path, error)
     if kind == "union_tag_not_found":

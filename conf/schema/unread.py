@@ -18,6 +18,11 @@ FIRST_OF_GROUP = {"tpu": "v5litepod_16", "network": "private"}
 """Files with the values that all others of their group begin from."""
 OF_PODS = ("cloud", "tpu", "network", "ssh", "cleanup")
 """Sections that this machine, without a pod, has no use for; of `cloud` it reads what is in cloud/here.yaml."""
+OF_TRAINER = (
+    *(f"checkpoint.{key}" for key in ("save_interval", "max_to_keep", "best", "verify_interval", "verify_data")),
+    *("logging.log_interval", "logging.profile", "run.compile_cache", "alerts.slow_worker_fraction"),
+)
+"""What the bundled trainer alone reads; the words of a program may have a value of it by an interpolation."""
 OF_PROGRAM = frozenset(
     ["out_of_hbm", "out_of_ram", "disk_full", "program_error", "device_mismatch", "workers_disagree", "setup_failure"]
 )
@@ -98,10 +103,7 @@ def _of_program(config: Config) -> Iterator[tuple[str, str]]:
         why = "the bundled trainer has its own way; this is for programs of your own"
         yield from ((f"recovery.{key}", why) for key in ("preemption_signal", "exit_on_exception"))
         return
-    why = "only the bundled trainer reads it, and this is a program of its own"
-    keys = [f"checkpoint.{key}" for key in ("save_interval", "max_to_keep", "best", "verify_interval", "verify_data")]
-    for key in (*keys, "logging.log_interval", "logging.profile", "run.compile_cache", "alerts.slow_worker_fraction"):
-        yield key, why
+    yield from ((key, "only the bundled trainer reads it, and this is a program of its own") for key in OF_TRAINER)
 
 
 def _of_pods(config: Config) -> Iterator[tuple[str, str]]:

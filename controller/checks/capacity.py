@@ -21,7 +21,7 @@ from controller.resources.pod.refusals import zone_key
 def price_is_known(config: Config) -> Iterator[Issue]:
     """A limit in dollars can be enforced only if the hourly price is known."""
     budget = config.budget
-    if budget.max_usd is not None and budget.usd_per_hour == 0:
+    if budget.max_usd is not None and budget.usd_per_hour == 0 and config.cloud.trc is None:
         yield Issue("is never reached: budget.usd_per_hour is 0; set what an hour costs, or use budget.max_hours")
     if budget.max_usd is None or budget.usd_per_hour is not None or config.cloud.trc is not None:
         return
@@ -42,7 +42,8 @@ MIN_SILENCE = 60
 def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
     """A program that never ends is billed until someone remembers it."""
     budget, spot = config.budget, config.tpu.capacity[0] in SPOT_TIERS
-    price = budget.usd_per_hour or config.topology.usd_per_hour(config.tpu.zone, spot=spot)
+    listed = None if config.cloud.trc is not None else config.topology.usd_per_hour(config.tpu.zone, spot=spot)
+    price = budget.usd_per_hour or listed
     limits = {"max_hours": budget.max_hours, "max_usd": budget.max_usd and price and budget.max_usd / price}
     for key, hours in limits.items():
         if hours and hours < SHORTEST_HOURS and config.cloud.kind == "gcp":

@@ -18,7 +18,7 @@ from conf.schema.training.loop import OFFLINE_LOSSES, CustomLoop, GrpoLoop, LmLo
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema.training.refusals import refusals
-from conf.schema.unread import OF_PODS, unread_keys
+from conf.schema.unread import OF_PODS, OF_TRAINER, unread_keys
 from controller.checks.input_files import FOLDERS, paths_here, sources
 from controller.config.run_yaml import backend
 from controller.core.finding import Issue, check
@@ -93,12 +93,12 @@ def trainer_refuses_nothing(config: Config) -> Iterator[Issue]:
 
 @check("unread", "warning", "KEY", also="note")
 def what_is_set_is_read(config: Config) -> Iterator[Issue]:
-    """Another key turns it off. A note tells what `cloud=here` leaves of an experiment made for pods, and what a cloud
-    that several share says of a bastion.
+    """Another key turns it off. A note tells what `cloud=here` or a program of one's own leaves of an experiment, and
+    what a cloud that several share says of a bastion.
     """
+    others = OF_PODS if config.cloud.kind == "here" else ("cloud.driver_",)
     for key, why in unread_keys(config):
-        shared = OF_PODS if config.cloud.kind == "here" else "cloud.driver_"
-        severity = "note" if key.startswith(shared) else None
+        severity = "note" if key.startswith(others) or key in OF_TRAINER else None
         yield Issue(f"has no effect: {why}", key, severity)
     for i, group in enumerate(config.optimizer.param_groups if config.optimizer else ()):
         if group.lr is not None and group.lr_scale:

@@ -23,6 +23,8 @@ from controller.core.errors import ConfigError
 PACKAGE = re.compile(r"#\s*@package\s+([\w.]+)\s*$")
 ITEM = re.compile(r" - \S+:?")
 """Begins an item of a list that YAML reads as part of the text in the line before."""
+RENTED = frozenset({"cloud", "tpu", "network"})
+"""Groups whose choice says what is rented, and where."""
 BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 """Of UTF-8 and UTF-16."""
 
@@ -125,23 +127,27 @@ def _sets(override: str, key: str) -> bool:
 
 
 def overruled(folder: Path | None, overrides: Sequence[str]) -> dict[str, str]:
-    """Return, by key, which values of a typed `group=name` an experiment of the user's replaces, and where."""
-    typed = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
+    """Return, by key, which single values of a typed cloud, TPU or network an own experiment replaces, and where.
+
+    Of other groups, such as a loop, an experiment's values are meant to win.
+    """
+    typed = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in overrides)}
+    chosen = {group: name for group, name in typed.items() if group in RENTED and re.fullmatch(r"[\w-]+", name)}
     found: dict[str, str] = {}
-    for file in read_own_files(folder, overrides) if folder else ():
-        for group, name in typed.items() if file.is_global else ():
-            roots = (Path(conf.__file__).parent, folder)
-            path = next((each for root in roots if root and (each := root / group / f"{name}.yaml").is_file()), None)
-            if path is None or group in ("experiment", "scale", "sweep"):
-                continue
-            for key, value in yaml.safe_load(path.read_text()).items():
-                node, full = file.find([group, key]), f"{group}.{key}"
-                is_open = key == "defaults" or value in (None, "", [], {})  # program=command leaves its command open
-                if node is not None and not is_open and full not in typed:
+    if folder is None or not chosen:
+        return found
+    for file in read_own_files(folder, overrides):
+        content = yaml.safe_load(yaml.serialize(file.root)) if file.is_global else {}
+        for group, name in chosen.items():
+            paths = [root / group / f"{name}.yaml" for root in (Path(conf.__file__).parent, folder)]
+            choice = next((yaml.safe_load(path.read_text("utf-8")) for path in paths if path.is_file()), {})
+            for key, own in (content.get(group) or {}).items():
+                value, full = choice.get(key), f"{group}.{key}"
+                if isinstance(value, str | int | float) and full not in typed:
                     found.pop(full, None)
-                    if (yaml.safe_load(yaml.serialize(file.root)).get(group) or {}).get(key) != value:
-                        cure = "remove it there" if isinstance(value, dict | list) else f"set {full}={value} too"
-                        found[full] = f"is not that of {group}={name}: {file.place(node)}, replaces it; {cure}"
+                    if own != value and (node := file.find([group, key])) is not None:
+                        said = f"is not that of {group}={name}: {file.place(node)}, replaces it"
+                        found[full] = f"{said}; set {full}={value} too"
     return found
 
 

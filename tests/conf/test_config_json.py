@@ -203,6 +203,14 @@ def test_what_llama_cannot_be_is_named(fields, words):
             {"rope_parameters": MINISTRAL3},
             "rope_type yarn: 'llama_4_scaling_beta' is not supported: unknown",
         ),
+        *(
+            (
+                "ministral3",
+                {"rope_parameters": MINISTRAL3 | {"original_max_position_embeddings": none}},
+                "rope_type yarn: original_max_position_embeddings is missing",
+            )
+            for none in (None, 0)
+        ),
         ("ministral3", {"rope_parameters": YARN}, "rope_type yarn: llama_4_scaling_beta is missing"),
         ("ministral3", {"rope_parameters": {}}, "rope_type: 'default' is not supported: only yarn"),
         (

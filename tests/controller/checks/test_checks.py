@@ -123,6 +123,12 @@ def test_what_is_wrong_names_its_key(overrides: list[str], said: str) -> None:
     assert any(line.startswith(said) for line in found), found
 
 
+@pytest.mark.parametrize("more", [["budget.max_usd=0.001"], ["budget.max_usd=50", "budget.usd_per_hour=0"]])
+def test_a_limit_in_dollars_beside_a_free_grant_is_the_users_affair(more: list[str]) -> None:
+    found = words(*GCP, "tpu=v4_8", TRC, *more)
+    assert not [line for line in found if line.startswith(("endless", "price"))]
+
+
 def test_an_incomplete_trainer_is_told_of_each_missing_group_or_in_one_line_of_all() -> None:
     found = words("cloud.project=acme", "model=tiny")
     assert [line.split(":")[1] for line in found[:3]] == [f" error {group}" for group in ("data", "loop", "optimizer")]

@@ -168,6 +168,14 @@ MAHA = "model.attention_form=maha"
             [*GCP, "cleanup.bastion_max_days=1"],
             "unread: warning cleanup.bastion_max_days: has no effect: recovery.driver is laptop, so there is no ba",
         ),
+        (
+            [*GCP, "checkpoint.save_interval=5"],
+            "unread: note checkpoint.save_interval: has no effect: only the bundled trainer reads it",
+        ),
+        (
+            [*GCP, "cloud.driver_machine=e2-small"],
+            "unread: note cloud.driver_machine: has no effect: recovery.driver is",
+        ),
         ([*GCP, "notify.events=[end]"], "unread: warning notify.events: has no effect: neither notify.webhook nor"),
         (
             [*GRPO, "loop.steps=300"],

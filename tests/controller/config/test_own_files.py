@@ -266,17 +266,15 @@ def test_a_path_in_place_of_a_name_is_understood(path: str, tmp_path: Path) -> N
     [
         ("tpu: {accelerator_type: v5litepod-8}", ["tpu=v6e_8"], {"tpu.accelerator_type": ("tpu=v6e_8", " too")}),
         ("network:\n  name: x\n  mtu: 1460", ["network=default"], {"network.name": ("network=default", " too")}),
-        ("optimizer: {schedule: {}, lr: 1}", ["optimizer=lion"], {
-            "optimizer.lr": ("optimizer=lion", " too"),
-            "optimizer.schedule": ("optimizer=lion", "remove it there"),
-        }),
         ("cloud: {kind: gcp}", ["cloud=local"], {"cloud.kind": ("cloud=local", " too")}),
         ("tpu: {accelerator_type: v6e-8, capacity: spot}", ["tpu=v6e_8"], {}),
         ("tpu: {accelerator_type: v5litepod-8}", ["tpu=v6e_8", "tpu.accelerator_type=v6e-4"], {}),
         ("tpu: {accelerator_type: v5litepod-8}", ["run.seed=3"], {}),
         ("run: {seed: 3}", ["tpu=v6e_8", "scale=tiny"], {}),
-        ("program: {command: [python3], setup: [[true]], exit_codes: {33: hung}}", ["program=command"], {}),
-        ("program: {needs_chips: false}", ["program=command"], {"program.needs_chips": ("program=command", " too")}),
+        ("optimizer: {lr: 1}\nloop: {warm_start_lr: 1e-3, steps: 9}", ["optimizer=lion", "loop=grpo"], {}),
+        ("program: {command: [a], needs_chips: false}", ["program=command", f"program.setup=[[{'x' * 5000}]]"], {}),
+        ("tpu: {name: mine, capacity: [spot]}", ["tpu=v6e_8"], {}),
+        ("tpu: {name: mine}", ["tpu=/etc/hosts", f"tpu.name={'y' * 300}", "env.vars.CONFIG=/tmp/x"], {}),
     ],
 )  # fmt: skip
 def test_values_of_a_typed_choice_that_the_experiment_replaces_are_named(
@@ -291,6 +289,13 @@ def test_values_of_a_typed_choice_that_the_experiment_replaces_are_named(
         assert said[key].startswith(f"is not that of {choice}: slipway/experiment/mine.yaml, line ")
         assert said[key].endswith(cure)
     assert overruled(None, typed) == {}
+
+
+def test_a_key_that_yaml_reads_as_no_text_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [quickstart]\nnotify: {{on: true}}\n")
+    _, [problem] = compose(["+experiment=mine"], extra_dir=tmp_path)
+    assert problem.message.endswith("if it is a key, which YAML reads as True, quote it")
 
 
 @pytest.mark.parametrize(
