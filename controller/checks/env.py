@@ -21,6 +21,7 @@ from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.code import NamedCode, UnfetchedSnapshot
 from controller.inputs.own_program import default_python
+from controller.inputs.resolved_assets import path_exists
 from controller.inputs.setup_words import root_doubt
 from controller.plan.build import Plan
 from controller.resources.software import Venv
@@ -149,7 +150,7 @@ def trainer_has_jax(config: Config) -> Iterator[Issue]:
 
 @check("trackers", "error", "logging.trackers", "logging.wandb", "env.vars.NAME", also="warning")
 def trackers_are_possible(config: Config) -> Iterator[Issue]:
-    """What a tracker needs besides its package: W&B a key, unless it is offline, and others the address to send to."""
+    """Besides its package, W&B needs a key unless it is offline, and other trackers an address."""
     wanted, section = config.logging.all_trackers, config.logging.wandb
     key = "logging.trackers" if section is None else "logging.wandb"
     mode = section.mode if section else config.env.vars.get("WANDB_MODE", "online")
@@ -166,7 +167,7 @@ def trackers_are_possible(config: Config) -> Iterator[Issue]:
             cure = f"env.secrets.{variable}=env passes yours on" if os.environ.get(variable) else f"it holds {what}"
             yield Issue(f"{message}; {cure}", "logging.trackers", "warning")
     server, key = config.env.vars.get("MLFLOW_TRACKING_URI", ""), "env.vars.MLFLOW_TRACKING_URI"
-    if "mlflow" in wanted and server and "://" not in server and not server.startswith(("/", "databricks")):
+    if "mlflow" in wanted and server and "://" not in server and not server.startswith(("/", "databricks", "{")):
         yield Issue(f"{server} is a folder to mlflow; an address begins with https:// or http://", key, "warning")
     elif "mlflow" in wanted and LOCALHOST.match(server.partition("://")[2]) and config.cloud.kind == "gcp":
         yield Issue(f"{server} is worker 0 itself there, not this machine; name one that it can reach", key, "warning")
@@ -182,7 +183,7 @@ def _is_passed_on(config: Config, name: str) -> bool:
 
 @check("tracker_package", "error", "logging.trackers", "logging.wandb", of_plan=True)
 def tracker_packages_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
-    """A tracker runs in the program's Python, and without its package it is an error of a billed run, which goes on."""
+    """A tracker needs its package in the program's Python; without it, a billed run goes on untracked."""
     del context
     config = plan.config
     section = config.logging.wandb
@@ -256,31 +257,48 @@ def arguments_fit_a_process(config: Config) -> Iterator[Issue]:
 @check("unexpanded", "warning", "env.vars.NAME", "program.command", "program.setup")
 def no_shell_is_needed(config: Config) -> Iterator[Issue]:
     """No shell reads variables and the program's words, so `$NAME` and `~` stay as they are."""
-    texts = [(f"env.vars.{name}", value) for name, value in config.env.vars.items()]
-    for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
-        texts += [
-            (f"program.{key}", word) for option, word in pairwise(("", *argv)) if not re.fullmatch("-[a-z]*c", option)
-        ]
-        if argv and (doubt := root_doubt(argv)):
-            yield Issue(doubt, f"program.{key}")
-    for key, text in texts:
+    for key, text in _given_texts(config):
         if found := OF_SHELL.search(text):
             cure = "bash -c '…' has a shell" if key.startswith("program.") else "write what it stands for"
             yield Issue(f"{found[0]} stays as it is, since no shell reads it; {cure}", key)
-        elif found := ONE_SLASH.search(text):
+
+
+@check("unlike_here", "warning", "env.vars.NAME", "program.command", "program.setup")
+def words_suit_workers(config: Config) -> Iterator[Issue]:
+    """Workers lack this machine's paths and root's rights, and nobody answers there. `gs:/` is no address."""
+    for key, argv in _commands(config) if config.cloud.kind != "here" and config.ssh.user != "root" else ():
+        if argv and (doubt := root_doubt(argv)):
+            yield Issue(doubt, key)
+    for key, text in _given_texts(config):
+        if found := ONE_SLASH.search(text):
             yield Issue(f"{found[0]}… lacks a slash; write {found[1]}://", key)
         elif config.cloud.kind == "gcp" and (found := _own_path(text, config.ssh.user)):
-            yield Issue(
-                f"{found} is a path of this machine, which the workers lack; name one in the repository, or an asset",
-                key,
-            )
+            told = f"{found} is a path of this machine, which the workers lack"
+            yield Issue(f"{told}; name one in the repository, or an asset", key)
+
+
+def _commands(config: Config) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the words that start programs, by their keys."""
+    return [("program.command", config.program.command), *(("program.setup", argv) for argv in config.program.setup)]
+
+
+def _given_texts(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what no shell reads, by its key: variables, and the words that start programs."""
+    yield from ((f"env.vars.{name}", value) for name, value in config.env.vars.items())
+    for key, argv in _commands(config):
+        yield from ((key, word) for option, word in pairwise(("", *argv)) if not re.fullmatch("-[a-z]*c", option))
 
 
 def _own_path(text: str, user: str) -> str:
-    """Return the first path that leads into this machine's home or repository; empty if there is none."""
-    for folder in {str(Path.cwd()), str(Path.home())} - {"/", f"/home/{user}"}:
-        if found := re.search(rf"(?<![\w./]){re.escape(folder)}/[^\s:,;'\"]*", text):
-            return found[0]
+    """Return the first path of this machine's home or working folder; empty if there is none.
+
+    It exists here, and workers have no such folder.
+    """
+    folders = {Path.cwd(), Path.home()} - {Path("/"), Path("/root"), Path("/home", user)}
+    for part in re.split(r"[\s,;'\"=]+", text):
+        is_own = part.startswith("/") and not folders.isdisjoint(Path(part).parents)
+        if is_own and ":" not in part and path_exists(Path(part)):  # HOST:CONTAINER, or a list of folders
+            return part
     return ""
 
 

@@ -25,7 +25,7 @@ from controller.inputs import program_words
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
 from controller.inputs.git import repository_root
-from controller.inputs.modules import absent_imports, meant_module
+from controller.inputs.modules import absent_imports, meant_module, modules_in
 from controller.inputs.own_program import HERE_CLOUDS, quote_words
 from controller.inputs.resolved_assets import path_exists
 from controller.inputs.setup_words import named_file_problem
@@ -102,7 +102,7 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         yield Issue(problem, words.key, certain)
     if problem := program_words.program_problem(words.argv, root, root, bare=bare):
         yield Issue(problem, words.key, certain)
-    elif problem := program_words.text_problem(words.argv, root):
+    elif problem := program_words.text_problem(words.argv, root, is_run=words.key == "program.command"):
         yield Issue(problem, words.key, newer)
     elif problem := program_words.program_doubt(words.argv, root, root, here=config.cloud.kind in HERE_CLOUDS):
         yield Issue(problem, words.key, "warning")
@@ -113,7 +113,7 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
             lock = config.env.packages == "lock"
             lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
-            for absent, module in absent_imports(file, files := program_words.modules_in(imports_begin), locked=lock):
+            for absent, module in absent_imports(file, files := modules_in(imports_begin), locked=lock):
                 hint = re.sub("^.* lies outside .*", "", meant_module(module, files))
                 yield Issue("; ".join(filter(None, [f"{absent}, and {lacking}", hint])), words.key, "warning")
 
@@ -214,8 +214,8 @@ def archive_limit_is_allowed(config: Config) -> Iterator[Issue]:
 
 @check("left_out", "warning", "code.exclude", "program.command", "program.setup", also=("error", "note"), of_plan=True)
 def all_code_is_shipped(plan: Plan, context: Context) -> Iterator[Issue]:
-    """A submodule that is not checked out, a link that leads outside or an ignored file that a command names would be
-    missed on a billed pod.
+    """A billed pod misses a submodule not checked out, a link that leads outside and an ignored file that a command
+    names.
     """
     yield from missed_code(plan.config, plan.snapshot)
 
@@ -224,12 +224,15 @@ def missed_code(config: Config, code: CodeSnapshot) -> Iterator[Issue]:
     """Yield what is left out of the code although the program may need it."""
     if missed := [f"{name} ({why})" for name, why in code.unexpected.items()]:
         yield Issue(f"not shipped: {first_few(missed)}; name there what is not needed, to silence this")
-    for key, argv in (("command", config.program.command), *(("setup", argv) for argv in config.program.setup)):
+    commands = [("setup", argv) for argv in config.program.setup] + [("command", config.program.command)]
+    for place, (key, argv) in enumerate(commands):
         start = program_words.program_file(argv, code.root) if argv else None
         name = os.path.relpath(start[0], code.root) if start else ""
         if why := _why_left_out(code, name):
-            yield Issue(f"starts {name}, which is not shipped: {why}", f"program.{key}", "error")
-            continue
+            severity = "warning" if place else "error"  # an earlier command may make it
+            if config.code.repository or not program_words.program_problem(argv, code.root, code.root, bare=False):
+                yield Issue(f"starts {name}, which is not shipped: {why}", f"program.{key}", severity)
+            continue  # else the check `command` says it
         folders = ["", *(word for word in argv if path_exists(code.root / word))]
         for name in sorted({os.path.normpath(Path(folder, word)) for folder in folders for word in argv if word}):
             if (why := _why_left_out(code, name)) and path_exists(code.root / name):
@@ -310,11 +313,8 @@ def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     if config.tpu.adopt:
         return
     cpus = cpus_of_bastion(config, context)
-    more = (
-        "raise cloud.quotas"
-        if config.cloud.kind == "local"
-        else "request more (https://console.cloud.google.com/iam-admin/quotas)"
-    )
+    more = "request more (https://console.cloud.google.com/iam-admin/quotas)"
+    more = "raise cloud.quotas" if config.cloud.kind == "local" else more
     for place in (*config.regions, *([EVERYWHERE] if cpus else [])):
         where = {} if place == EVERYWHERE else {"region": place}
         shown = context.google.call(

@@ -279,3 +279,13 @@ def locked_packages() -> set[str]:
     """Return the import names of the packages that env.packages=lock installs."""
     lines = lock_text().splitlines()
     return {line.partition("==")[0].replace("-", "_").lower() for line in lines if line[:1].isalnum()} | OTHER_NAMES
+
+
+def modules_in(folder: Path) -> dict[str, Path]:
+    """Return the modules that a program finds in a folder, by their path; of a folder without `__init__.py`, `NAME/`.
+
+    As much as `absent_imports` has to know.
+    """
+    found = {f"{path.name}/": path for path in folder.iterdir() if path.is_dir()}
+    found |= {path.name: path for path in folder.glob("*.py")}
+    return found | {f"{path.parent.name}/{path.name}": path for path in folder.glob("*/__init__.py")}

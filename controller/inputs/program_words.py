@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
 
 from controller.core.text import nearest_names
@@ -20,8 +19,9 @@ from controller.inputs.git import run_git
 from controller.inputs.modules import OURS, is_importable, syntax_tree
 
 INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
-VALUED_OPTIONS = ("-X", "-W")
-"""Options of an interpreter that take the next word."""
+PYTHON_OPTION = re.compile(r"-[bBdEhiIOPqsSuvVx]*(?P<option>[mcXW])(?P<value>.*)|--check-hash-based-pycs", re.DOTALL)
+SHELL_OPTION = re.compile(r"[-+][a-zA-Z]*?(?P<option>[coO])[a-zA-Z]*(?P<value>)|--(rcfile|init-file)")
+"""Options of an interpreter that take a word: the next one, unless it is attached."""
 PYTHON = re.compile(r"python(2|[23]\.\d+)")
 SCRIPT_SUFFIXES = (".py", ".sh", ".bash", ".pl", ".jl")
 SHELL_OPERATORS = frozenset(["&&", "||", "|", ";", "&", ">", ">>", "<", "<<", "<<<", "2>", "2>>", "2>&1", "&>", "|&"])
@@ -94,8 +94,8 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
     launches = words[:2] == ["uv", "run"] or Path(words[0]).name in LAUNCHERS
     if launches and (at := next((i for i, w in enumerate(words) if w.endswith(".py")), None)):
         return started(["python", *words[at:]], folder)
-    line = words[2] if len(words) == 3 and is_text_option(words[0], words[1]) else ""
-    if is_interpreter(words[0]) and line and not set(line) & SHELL_SYNTAX:
+    line = shell_text(words)
+    if line and line == words[-1] and not set(line) & SHELL_SYNTAX:
         try:
             inside = shlex.split(line)
         except ValueError:
@@ -188,10 +188,11 @@ def _option_problem(words: Sequence[str]) -> str:
     """Return what is wrong with the last option of an interpreter, or with the module that it names."""
     if not is_interpreter(words[0]):
         return ""
-    if words[-1] in ("-c", "-m") and len(words) > 1:
-        return f"{words[-1]}: nothing is behind it; name {'a module' if words[-1] == '-m' else 'what to run'}"
-    module = word_after(words, "-m") or ""
-    if module.endswith(".py") or "/" in module:
+    option, word = _entry(words)
+    if option in ("-c", "-m") and word is None:
+        return f"{option}: nothing is behind it; name {'a module' if option == '-m' else 'what to run'}"
+    module = word or ""
+    if option == "-m" and (module.endswith(".py") or "/" in module):
         name = module.removeprefix("./").removesuffix(".py").replace("/", ".")
         return f"-m {module}: is a file, not a module's name; use: python -m {name}"
     return ""
@@ -286,18 +287,11 @@ def program_file(argv: Sequence[str], folder: Path) -> tuple[Path, Path] | None:
     return file, folder if script is None else file.parent
 
 
-def modules_in(folder: Path) -> dict[str, Path]:
-    """Return the modules that a program finds in a folder, by their path; of a folder without `__init__.py`, `NAME/`.
+def text_problem(argv: Sequence[str], folder: Path, *, is_run: bool) -> str:
+    """Return what is wrong with the text behind `-c`; empty if this machine finds no fault.
 
-    As much as `absent_imports` has to know.
+    is_run: whether the run ends when the words do.
     """
-    found = {f"{path.name}/": path for path in folder.iterdir() if path.is_dir()}
-    found |= {path.name: path for path in folder.glob("*.py")}
-    return found | {f"{path.parent.name}/{path.name}": path for path in folder.glob("*/__init__.py")}
-
-
-def text_problem(argv: Sequence[str], folder: Path) -> str:
-    """Return what is wrong with the text behind `-c`; empty if this machine finds no fault."""
     words = started(argv, folder)[0]
     if not is_interpreter(words[0]):
         return ""
@@ -307,8 +301,8 @@ def text_problem(argv: Sequence[str], folder: Path) -> str:
         except (SyntaxError, ValueError) as error:
             return f"-c: {getattr(error, 'msg', error)}"
         return ""
-    line = next((text for option, text in pairwise(words) if is_text_option(words[0], option)), "")
-    if line.rstrip().endswith("&") and not line.rstrip().endswith("&&"):
+    line = shell_text(words)
+    if is_run and line.rstrip().endswith("&") and not line.rstrip().endswith("&&"):
         return "ends with &, so nothing waits for the program, and the run ends at once; leave it out"
     if not line or shutil.which(words[0]) is None:
         return ""
@@ -360,27 +354,39 @@ def script_of(argv: Sequence[str]) -> str | None:
     """Return the file that the words start; None if they start a module, a text or a program of the worker."""
     if not is_interpreter(argv[0]):
         return argv[0] if "/" in argv[0] else None
-    words = iter(argv[1:])
-    for word in words:
-        if word in ("-m", "-c", "-") or is_text_option(argv[0], word):
-            return None
-        if word in VALUED_OPTIONS:
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-    return None
+    option, word = _entry(argv)
+    return None if option else word
 
 
 def word_after(argv: Sequence[str], option: str) -> str | None:
-    """Return the word after an interpreter's option."""
-    at = list(argv).index(option) if option in argv else len(argv)
-    return next(iter(argv[at + 1 :]), None) if script_of(argv) is None else None
+    """Return the word after an interpreter's own option, `-m` or `-c`; one of a script or module is not its own."""
+    found, word = _entry(argv)
+    return word if found == option else None
 
 
-def is_text_option(interpreter: str, word: str) -> bool:
-    """Return whether the word behind this one is a line for a shell, as with `-c` and `-lc`."""
-    is_shell = is_interpreter(interpreter) and not Path(interpreter).name.startswith("python")
-    return is_shell and re.fullmatch(r"-[a-z]*c", word) is not None
+def shell_text(argv: Sequence[str]) -> str:
+    """Return the line that the words give to a shell, as behind `-c` and `-lc`; empty if they give none."""
+    is_shell = is_interpreter(argv[0]) and not Path(argv[0]).name.startswith("python")
+    return (is_shell and word_after(argv, "-c")) or ""
+
+
+def _entry(argv: Sequence[str]) -> tuple[str, str | None]:
+    """Return the option with which an interpreter starts something, and the word; "" and the file without an option."""
+    is_python = Path(argv[0]).name.startswith("python")
+    words = iter(argv[1:])
+    for word in words:
+        if found := (PYTHON_OPTION if is_python else SHELL_OPTION).fullmatch(word):
+            option = found["option"] or ""
+            if option == "c" and not is_python:  # `bash -c -e LINE`
+                return "-c", next((word for word in words if not word.startswith("-")), None)
+            value = found["value"] or next(words, None)
+            if option in ("m", "c"):
+                return f"-{option}", value
+        elif word == "-":
+            return "-", None
+        elif not word.startswith(("-", "+")):
+            return "", word
+    return "", None
 
 
 def is_interpreter(word: str) -> bool:

@@ -76,6 +76,42 @@ def test_the_value_of_a_secret_is_refused_and_not_shown(monkeypatch: pytest.Monk
     assert words("env.vars.X=${oc.env:KEY}") == [], "it is no secret"
 
 
+def test_a_path_of_this_machine_is_one_that_is_here_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, work = tmp_path / "me", tmp_path / "work"
+    for folder in (home / "data", work / "src"):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(work)
+
+    def said(text: str, *overrides: str) -> list[str]:
+        return [line for line in words(f"env.vars.D='{text}'", *ON_GCP, *overrides) if "unlike_here" in line]
+
+    for text, path in ((f"{home}/data", home / "data"), (f"--in={work}/src -v", work / "src")):
+        assert said(text)[0].startswith(f"unlike_here: warning env.vars.D: {path} is a path of this machine, which")
+        assert said(text, "cloud=local") == []
+    for text in (f"{home}/no", f"{work}/out", f"a:{work}/src", f"{home}/data:/data", "/root/models", f"x{home}/data"):
+        assert said(text) == []
+    [line] = words(f"program.command=[ls,'--data={home}/data']", *ON_GCP)
+    assert line.startswith(f"unlike_here: warning program.command: {home}/data is a path of this machine")
+    for place in ("/root", "/"):
+        monkeypatch.setenv("HOME", place)
+        assert said(f"{place}/..") == [], "workers have it too"
+
+
+def test_this_machine_and_root_need_no_sudo() -> None:
+    for argv in ("[apt-get,update]", "[sudo,apt,install,x]", "[sudo,pip,install,x]"):
+        assert len(words(f"program.setup=[{argv}]", *ON_GCP)) == 1
+        for overrides in (["cloud=here"], [*ON_GCP, "ssh.user=root"]):
+            assert not any("unlike_here" in line for line in words(f"program.setup=[{argv}]", *overrides))
+
+
+def test_the_runs_own_folder_is_no_mistake_for_mlflow() -> None:
+    for folder in ("{run_dir}/mlruns", "{bucket}/mlruns", "/tmp/mlruns"):
+        assert words(f"env.vars.MLFLOW_TRACKING_URI='{folder}'", "logging.trackers=[tests.x:Y,mlflow]", *ON_GCP) == []
+
+
 def test_a_word_that_no_program_can_be_given() -> None:
     made = config(*COMMAND)
     long = made.env.model_copy(update={"vars": {"X": "é" * 70_000}})
@@ -119,20 +155,9 @@ def test_a_word_that_no_program_can_be_given() -> None:
             ["env.vars.D='{assets.dataset.d}/x'"],
             "asset_named: warning env.vars.D: {assets.dataset.d} stays as it is; choices: bucket, run_dir, run_id",
         ),
+        (["env.vars.D=gs:/b/x"], "unlike_here: warning env.vars.D: gs:/… lacks a slash; write gs://"),
         *(
-            ([f"env.vars.D='{text}'", *ON_GCP], f"unexpanded: warning env.vars.D: {said}")
-            for text, said in (
-                (f"{Path.home()}/data", f"{Path.home()}/data is a path of this machine, which the workers lack"),
-                (f"a:{Path.cwd()}/src", f"{Path.cwd()}/src is a path of this machine, which the workers lack"),
-                ("gs:/b/x", "gs:/… lacks a slash; write gs://"),
-            )
-        ),
-        (
-            [f"program.command=[ls,'--data={Path.home()}/x']", *ON_GCP],
-            f"unexpanded: warning program.command: {Path.home()}/x is a path of this machine",
-        ),
-        *(
-            ([f"program.setup=[{argv}]"], f"unexpanded: warning program.setup: {said}")
+            ([f"program.setup=[{argv}]"], f"unlike_here: warning program.setup: {said}")
             for argv, said in (
                 ("[apt,install,-y,g++]", "apt needs the rights of root; write sudo apt"),
                 ("[bash,-c,'cd a && apt-get update']", "apt-get needs the rights of root; write sudo apt-get"),
@@ -179,7 +204,7 @@ def test_a_word_that_no_program_can_be_given() -> None:
             ["env.vars.D=~/data"],
             "unexpanded: warning env.vars.D: ~/data stays as it is, since no shell reads it; write",
         ),
-        (["program.command=[sudo,python,-m,controller]"], "unexpanded: warning program.command: sudo leaves out"),
+        (["program.command=[sudo,python,-m,controller]"], "unlike_here: warning program.command: sudo leaves out"),
         (["env.vars.D='{{run_dir}}/x'"], "asset_named: warning env.vars.D: {{run_dir}}: write {run_dir} alone"),
         (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m}: no such"),
         (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),

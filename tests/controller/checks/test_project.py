@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.checks.project import all_code_is_shipped
+from controller.checks.project import all_code_is_shipped, command_can_start
 from controller.plan.build import build_plan
 from tests.composed import config_of
 from tests.controller.inputs.wheels import git, git_repository
@@ -32,9 +32,9 @@ def test_code_that_would_be_missed_is_named(tmp_path: Path) -> None:
         return [f"{f.severity} {f}" for f in all_code_is_shipped(plan, make_context(None))]
 
     own = [
+        "warning program.setup: names a.pem, which is not shipped: code.exclude",
         "warning program.command: names sub/own.yaml, which is not shipped: ignored by git",
         "note program.command: names sub/runs, which is not shipped: ignored by git",
-        "warning program.setup: names a.pem, which is not shipped: code.exclude",
     ]
     assert said() == own
     for number in range(6):
@@ -54,3 +54,29 @@ def test_a_program_that_is_left_out_cannot_start(tmp_path: Path, pattern: str, c
     plan = build_plan(config_of(*words), "acme", tmp_path / "r")
     [found] = all_code_is_shipped(plan, make_context(None))
     assert f"{found.severity} {found}" == f"error program.command: starts {named}, which is not shipped: code.exclude"
+
+
+@pytest.mark.parametrize(
+    ("setup", "command", "said"),
+    [
+        ("", "[python,build/gen.py]", "error program.command: build/gen.py: is ignored by git"),
+        ("[python,gen.py]", "[python,build/gen.py]", "warning program.command: build/gen.py: is ignored by git"),
+        ("", "[python,-m,build.gen]", "error program.command: starts build/gen.py, which is not shipped"),
+        ("[python,gen.py]", "[python,-m,build.gen]", "warning program.command: starts build/gen.py, which is not "),
+        ("[python,build/gen.py]", "[python,gen.py]", "error program.setup: build/gen.py: is ignored by git"),
+        ("[python,gen.py],[python,left/a.py]", "[ls]", "warning program.setup: starts left/a.py, which is not shipp"),
+    ],
+)
+def test_a_program_that_is_not_shipped_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: str, command: str, said: str
+) -> None:
+    """An earlier command may make it."""
+    files = {"gen.py": "", "build/gen.py": "", "left/a.py": "", ".gitignore": "build/\n"}
+    git_repository(tmp_path / "r", files)
+    git(tmp_path / "r", "rm", "--quiet", "--cached", "build/gen.py")
+    monkeypatch.chdir(tmp_path / "r")
+    words = [f"program.setup=[{setup}]", f"program.command={command}", "code.exclude=[left/]"]
+    made = config_of(*WORDS, *words, f"run.state_dir={tmp_path}/state")
+    plan = build_plan(made, "acme", tmp_path / "r")
+    [found] = [*command_can_start(made), *all_code_is_shipped(plan, make_context(None))]
+    assert f"{found.severity} {found}".startswith(said)

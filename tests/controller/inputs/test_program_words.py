@@ -110,6 +110,32 @@ PROGRAMS = {
         (["python", "-c", "print(1"], "error -c: '(' was never closed"),
         (["bash", "-c", "if true; python plain.py"], "error bash: -c: line "),
         (["sh", "-c", "python plain.py --x $A &"], "error ends with &, so nothing waits for the program"),
+        (["python", "-uc", "print(1"], "error -c: '(' was never closed"),
+        (["python", "-X", "dev", "-cprint(1"], "error -c: '(' was never closed"),
+        (["python", "-um", "nosuch.train", "-c", "x y"], "error -m nosuch.train: "),
+        (["python", "trian.py", "-m", "lab/train.py"], "error trian.py: there is no such file in "),
+        (["bash", "-euo", "pipefail", "-c", "python trian.py"], "error trian.py: there is no such file in "),
+        (["bash", "-c", "-e", "if true; python plain.py"], "error bash: -c: line "),
+        (["bash", "-o", "pipefail", "bad.sh"], "error bad.sh: line "),
+        (["bash", "-c"], "error -c: nothing is behind it"),
+        *(
+            (words.split(" "), None)
+            for words in (
+                "python -m lab.inner -c ./config.yaml",
+                "python -m lab.inner -m lab/train.py -c",
+                "python -mlab.inner -c a/b",
+                "python plain.py -c ./my:cfg",
+                "python -u plain.py -m lab/train.py",
+                "python -W ignore -Xdev plain.py -c",
+                "python -uc pass",
+                "bash job.slurm -c if",
+                "bash job.slurm -lc if&",
+                "bash -o pipefail job.slurm",
+                "bash -euxo pipefail job.slurm -c x",
+                "bash --rcfile my.rc job.slurm",
+                "bash -cl ls",
+            )
+        ),
         (["python", "-c", "print(1)"], None),
         (["bash", "-c", "for i in 1 2; do python plain.py; done"], None),
         (["python", "-m", "lab.inner"], None),
@@ -176,5 +202,9 @@ def test_what_other_words_may_make_or_use_is_less_certain(
     assert said(*own[:1], "program.command=[ehco]", "env.packages=none") == []
     [other] = said(*own[:1], "program.command=[python3.9,train.py]", "env.packages=lock", "env.python='3.11'")
     assert other.startswith("warning program.command: python3.9 is not the Python of the packages, which is 3.11")
+    for line in ("python -m http.server 8000 &", "nvtop > log 2>&1 & "):
+        assert said(*own[:1], "program.command=[ls]", f'program.setup=[[bash,-c,"{line}"]]') == []
+        [ends] = said(*own[:1], f'program.command=[bash,-c,"{line}"]')
+        assert ends.startswith("error program.command: ends with &, so nothing waits for the program")
     beside = said("+experiment=quickstart", "program.command=[python,made.py]")
     assert beside == ["warning program.command: program=trainer does not run it; add program=command, or leave it out"]
