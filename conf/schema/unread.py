@@ -80,21 +80,18 @@ def _of_recovery(config: Config) -> Iterator[tuple[str, str]]:
 
 def _of_no_pod(plain: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the first key about pods that somebody has changed, with the others: experiments choose pods."""
+    shipped = {section: _shipped(section, "") for section in OF_PODS if section != "cloud"}
+    shipped["cloud"] = {key: value for key, value in _read("cloud/gcp").items() if key not in _read("cloud/here")}
     changed = [
         f"{section}.{key}"
         for section in OF_PODS
-        for key, value in (_read("cloud/gcp") if section == "cloud" else _shipped(section, "")).items()
-        if not (section == "cloud" and key in _read("cloud/here"))
-        if key != "defaults" and "${" not in str(value) and plain[section][key] != _json(value)
-    ]
+        for key, value in shipped[section].items()
+        if key != "defaults" and "${" not in str(value)
+        and plain[section][key] not in (value, [value])  # one capacity is a list of one
+    ]  # fmt: skip
     if changed:
         rest = f"; nor {'have' if changed[2:] else 'has'} {', '.join(changed[1:])}" if changed[1:] else ""
         yield changed[0], f"cloud=here is this machine, without a pod{rest}"
-
-
-def _json(value: Any) -> Any:
-    """Return a value of YAML as the schema has it: a single capacity is a list of one."""
-    return [value] if value == "spot" else value
 
 
 def _of_program(config: Config) -> Iterator[tuple[str, str]]:
@@ -131,11 +128,12 @@ def _of_pods(config: Config) -> Iterator[tuple[str, str]]:
 def _of_controller(config: Config) -> Iterator[tuple[str, str]]:
     """Yield what the controller, or the bastion that is to replace it, does not look at."""
     alerts, notify = config.alerts, config.notify
-    if config.recovery.driver == "laptop":
-        for key in ("cloud.driver_service_account", "cloud.driver_roles", "cloud.driver_machine"):
+    if config.recovery.driver == "laptop" and config.cloud.kind != "here":
+        for key in (
+            *(f"cloud.driver_{of}" for of in ("service_account", "roles", "machine")),
+            "cleanup.bastion_max_days",
+        ):
             yield key, "recovery.driver is laptop, so there is no bastion"
-        if config.cloud.kind != "here":
-            yield "cleanup.bastion_max_days", "recovery.driver is laptop, so there is no bastion"
     lasting = ("slow_fraction", "min_tokens_per_second", "data_wait_fraction", "slow_worker_fraction")
     if not any(getattr(alerts, key) for key in lasting):
         yield "alerts.sustained_seconds", f"{', '.join(f'alerts.{key}' for key in lasting)} are null"

@@ -19,7 +19,7 @@ from controller.resources.pod.refusals import zone_key
 
 @check("price", "error", "budget.max_usd")
 def price_is_known(config: Config) -> Iterator[Issue]:
-    """A limit in dollars can be enforced only if the hourly price is known."""
+    """A limit in dollars needs a known hourly price."""
     budget = config.budget
     if budget.max_usd is not None and budget.usd_per_hour == 0 and config.cloud.trc is None:
         yield Issue("is never reached: budget.usd_per_hour is 0; set what an hour costs, or use budget.max_hours")
@@ -38,21 +38,28 @@ MIN_SILENCE = 60
 """Seconds in which imports, the chips and a first compilation hardly get ready."""
 
 
-@check("endless", "error", "budget.max_hours", "budget.max_usd", "recovery.hang_timeout_seconds", also="warning")
-def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
-    """A program that never ends is billed until someone remembers it."""
+@check("too_short", "warning", "budget.max_hours", "budget.max_usd", "recovery.hang_timeout_seconds", of_pods=True)
+def limits_leave_time_to_begin(config: Config) -> Iterator[Issue]:
+    """A pod would be billed, and nothing done."""
     budget, spot = config.budget, config.tpu.capacity[0] in SPOT_TIERS
+    if config.cloud.kind != "gcp":
+        return
     listed = None if config.cloud.trc is not None else config.topology.usd_per_hour(config.tpu.zone, spot=spot)
     price = budget.usd_per_hour or listed
     limits = {"max_hours": budget.max_hours, "max_usd": budget.max_usd and price and budget.max_usd / price}
     for key, hours in limits.items():
-        if hours and hours < SHORTEST_HOURS and config.cloud.kind == "gcp":
+        if hours and hours < SHORTEST_HOURS:
             told = f"the run ends {3600 * hours:.0f} seconds after its pod is there, before most programs have begun"
-            yield Issue(told, f"budget.{key}", "warning")
+            yield Issue(told, f"budget.{key}")
     silence = config.recovery.hang_timeout_seconds
-    if silence is not None and silence < MIN_SILENCE and config.cloud.kind == "gcp":
+    if silence is not None and silence < MIN_SILENCE:
         told = f"a start is silent for longer than {silence:g} seconds, so every attempt would count as hung; raise it"
-        yield Issue(told, "recovery.hang_timeout_seconds", "warning")
+        yield Issue(told, "recovery.hang_timeout_seconds")
+
+
+@check("endless", "error", "budget.max_hours")
+def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
+    """A program that never ends is billed until someone remembers it."""
     if not config.program.endless or config.code.stand_in or config.cloud.kind != "gcp":
         return
     if config.budget.max_hours is None and config.budget.max_usd is None:

@@ -313,8 +313,8 @@ def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     if config.tpu.adopt:
         return
     cpus = cpus_of_bastion(config, context)
-    more = "request more (https://console.cloud.google.com/iam-admin/quotas)"
-    more = "raise cloud.quotas" if config.cloud.kind == "local" else more
+    request = "request more (https://console.cloud.google.com/iam-admin/quotas)"
+    more = "raise cloud.quotas" if config.cloud.kind == "local" else request
     for place in (*config.regions, *([EVERYWHERE] if cpus else [])):
         where = {} if place == EVERYWHERE else {"region": place}
         shown = context.google.call(

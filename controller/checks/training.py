@@ -73,7 +73,7 @@ def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
 
 @check("attention_form", "error", "model.attention_form")
 def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
-    """Attention at several scales has no cache to generate with, and its scales do not separate documents in a row."""
+    """Attention at several scales cannot generate, and its scales do not separate documents in a row."""
     if config.program.kind != "trainer" or getattr(config.model, "attention_form", "causal") == "causal":
         return
     if isinstance(config.loop, GrpoLoop):
@@ -93,8 +93,10 @@ def trainer_refuses_nothing(config: Config) -> Iterator[Issue]:
 
 @check("unread", "warning", "KEY", also="note")
 def what_is_set_is_read(config: Config) -> Iterator[Issue]:
-    """Another key turns it off. A note tells what `cloud=here` or a program of one's own leaves of an experiment, and
-    what a cloud that several share says of a bastion.
+    """Something else turns it off.
+
+    A note tells what `cloud=here` or a program of one's own leaves of an experiment, and what a cloud that several
+    share says of a bastion.
     """
     others = OF_PODS if config.cloud.kind == "here" else ("cloud.driver_",)
     for key, why in unread_keys(config):
@@ -122,7 +124,7 @@ def batch_splits_evenly(config: Config) -> Iterator[Issue]:
 
 @check("streams", "error", "data.streams")
 def streams_share_rows(config: Config) -> Iterator[Issue]:
-    """Each data stream must supply the same number of rows of each batch."""
+    """Each data stream must supply equally many rows of a batch."""
     data, loop = config.data, config.loop
     if config.program.kind != "trainer" or not isinstance(loop, LmLoop) or not isinstance(data, STREAMED):
         return

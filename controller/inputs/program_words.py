@@ -88,7 +88,7 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
     if tuple(words[: len(ENTER)]) == ENTER and len(words) > len(ENTER) + 1:
         return started(words[len(ENTER) + 1 :], folder / words[len(ENTER)])
     if Path(words[0]).name in WRAPPERS and not any(word.startswith(("-C", "--chdir", "-S")) for word in words):
-        inner = (i for i, word in enumerate(words) if i and (is_interpreter(word) or is_script(word)))
+        inner = (i for i, word in enumerate(words) if i and (_is_interpreter(word) or _is_script(word)))
         if (at := next(inner, None)) is not None:
             return started(words[at:], folder)
     launches = words[:2] == ["uv", "run"] or Path(words[0]).name in LAUNCHERS
@@ -100,7 +100,7 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
             inside = shlex.split(line)
         except ValueError:
             inside = []
-        if inside and shell_line(inside) is None and (is_interpreter(inside[0]) or is_script(inside[0])):
+        if inside and shell_line(inside) is None and (_is_interpreter(inside[0]) or _is_script(inside[0])):
             return started(inside, folder)
     return words, folder
 
@@ -127,7 +127,7 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     if (named := script or words[0]).endswith(".ipynb"):
         return f"{named}: is a notebook, no program; jupyter nbconvert --to script {shlex.quote(named)} makes one of it"
     python = words[0]
-    if is_interpreter(python) and "/" in python and not _is_shipped(python, folder):
+    if _is_interpreter(python) and "/" in python and not _is_shipped(python, folder):
         return f"{python}: the workers have no such file, but a Python of their own; write {Path(python).name}"
     if script is None:
         return _option_problem(words) or (_absence(words, folder) if bare else "")
@@ -186,7 +186,7 @@ def _near_programs(path: Path, folder: Path, root: Path) -> str:
 
 def _option_problem(words: Sequence[str]) -> str:
     """Return what is wrong with the last option of an interpreter, or with the module that it names."""
-    if not is_interpreter(words[0]):
+    if not _is_interpreter(words[0]):
         return ""
     option, word = _entry(words)
     if option in ("-c", "-m") and word is None:
@@ -201,7 +201,7 @@ def _option_problem(words: Sequence[str]) -> str:
 def _start_problem(words: Sequence[str], path: Path) -> str:
     """Return why a file cannot be started so; empty if it can."""
     first, script = Path(words[0]).name, script_of(words) or ""
-    if is_interpreter(words[0]):
+    if _is_interpreter(words[0]):
         other = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(path.suffix)
         if other is None or (other == "python") == first.startswith("python"):
             return ""
@@ -229,7 +229,7 @@ def _shebang_problem(words: Sequence[str]) -> str:
     if not words:
         return "its #! line names nothing; write #!/usr/bin/env python3"
     name = next((word for word in words[1:] if not word.startswith("-")), "") if words[0].endswith("/env") else ""
-    if name and not is_interpreter(name) and name not in ON_WORKERS and shutil.which(name) is None:
+    if name and not _is_interpreter(name) and name not in ON_WORKERS and shutil.which(name) is None:
         return f"its #! line names {name}, and there is no such program on this machine"
     if not words[0].startswith(SYSTEM_PLACES):
         return f"its #! line names {words[0]}, which the workers lack; write #!/usr/bin/env python3"
@@ -239,7 +239,7 @@ def _shebang_problem(words: Sequence[str]) -> str:
 def _absence(words: Sequence[str], folder: Path) -> str:
     """Return that the folder and this machine lack the program or module, so that nothing installs it; else empty."""
     first = words[0]
-    if not is_interpreter(first):
+    if not _is_interpreter(first):
         beside = Path(sys.executable).parent / first
         if "/" in first or first in ON_WORKERS or beside.exists() or shutil.which(first):
             return ""
@@ -275,7 +275,7 @@ def program_file(argv: Sequence[str], folder: Path) -> tuple[Path, Path] | None:
     None if there is no such file.
     """
     words, folder = started(argv, folder)
-    if not is_interpreter(words[0]):
+    if not _is_interpreter(words[0]):
         return None
     script, module = script_of(words), word_after(words, "-m")
     if script is None and (module is None or not re.fullmatch(r"\w+(\.\w+)*", module)):
@@ -293,7 +293,7 @@ def text_problem(argv: Sequence[str], folder: Path, *, is_run: bool) -> str:
     is_run: whether the run ends when the words do.
     """
     words = started(argv, folder)[0]
-    if not is_interpreter(words[0]):
+    if not _is_interpreter(words[0]):
         return ""
     if Path(words[0]).name.startswith("python"):
         try:
@@ -347,12 +347,12 @@ def may_be_newer(argv: Sequence[str], version: str) -> bool:
 def begins_program(word: str) -> bool:
     """Return whether a word alone is the first of a program's, and hardly anything else."""
     name = Path(word).name
-    return is_interpreter(word) or name in LAUNCHERS or name in ("uv", "uvx") or word.endswith(SCRIPT_SUFFIXES)
+    return _is_interpreter(word) or name in LAUNCHERS or name in ("uv", "uvx") or word.endswith(SCRIPT_SUFFIXES)
 
 
 def script_of(argv: Sequence[str]) -> str | None:
     """Return the file that the words start; None if they start a module, a text or a program of the worker."""
-    if not is_interpreter(argv[0]):
+    if not _is_interpreter(argv[0]):
         return argv[0] if "/" in argv[0] else None
     option, word = _entry(argv)
     return None if option else word
@@ -366,7 +366,7 @@ def word_after(argv: Sequence[str], option: str) -> str | None:
 
 def shell_text(argv: Sequence[str]) -> str:
     """Return the line that the words give to a shell, as behind `-c` and `-lc`; empty if they give none."""
-    is_shell = is_interpreter(argv[0]) and not Path(argv[0]).name.startswith("python")
+    is_shell = _is_interpreter(argv[0]) and not Path(argv[0]).name.startswith("python")
     return (is_shell and word_after(argv, "-c")) or ""
 
 
@@ -389,9 +389,9 @@ def _entry(argv: Sequence[str]) -> tuple[str, str | None]:
     return "", None
 
 
-def is_interpreter(word: str) -> bool:
+def _is_interpreter(word: str) -> bool:
     return INTERPRETERS.match(Path(word).name) is not None
 
 
-def is_script(word: str) -> bool:
+def _is_script(word: str) -> bool:
     return "/" in word and word.endswith(SCRIPT_SUFFIXES)

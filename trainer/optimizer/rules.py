@@ -124,7 +124,10 @@ class UpdateRule:
 
 
 def update_rules(opt: Optimizer, cfg: AnyModel) -> dict[str, UpdateRule]:
-    """Return the rule of each weight by path. Raises RunFileError if a required group's pattern matches no weight."""
+    """Return the rule of each weight by path.
+
+    Raises RunFileError if a required group's pattern matches no weight, or the groups freeze all weights.
+    """
     shapes = matrix_views(cfg)
     for key, why in wrong_groups(opt.param_groups, shapes):
         raise RunFileError(f"{key}: {why}")

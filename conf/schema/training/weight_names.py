@@ -39,9 +39,8 @@ def adapted_matrices(cfg: Model) -> dict[str, str]:
 
 
 def wrong_groups(groups: Sequence[ParamGroup], names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the key of each required group of the optimizer that matches none of these weights, with the choices.
-
-    And whether the groups leave no weight to learn.
+    """Yield the key of each required group of the optimizer that matches none of these weights, with the choices; and
+    that the groups leave no weight to learn, if they do.
     """
     known = sorted(names)
     for i, group in enumerate(groups):

@@ -92,18 +92,21 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*GCP, 'env.vars={B: "gs://nanochat-training-data-2026/x"}'], "placeholder: error env.vars.B: nanochat-train"),
         ([*GCP, "cloud.bucket='gs://acme'"], "bucket_name: error cloud.bucket: 'gs://acme' is not a valid bucket name"),
         ([*GCP, "cloud=local", "budget.max_usd=5"], "price: error budget.max_usd: cannot be enforced: the emulated"),
-        ([*GCP, "budget.max_hours=0.001"], "endless: warning budget.max_hours: the run ends 4 seconds after its pod "),
+        (
+            [*GCP, "budget.max_hours=0.001"],
+            "too_short: warning budget.max_hours: the run ends 4 seconds after its pod ",
+        ),
         (
             [*GCP, "budget.max_usd=0.001"],
-            "endless: warning budget.max_usd: the run ends 1 seconds after its pod is there",
+            "too_short: warning budget.max_usd: the run ends 1 seconds after its pod is there",
         ),
         (
             [*GCP, "budget.max_usd=1", "budget.usd_per_hour=20"],
-            "endless: warning budget.max_usd: the run ends 180 seconds after its pod is there",
+            "too_short: warning budget.max_usd: the run ends 180 seconds after its pod is there",
         ),
         (
             [*GCP, "recovery.hang_timeout_seconds=5"],
-            "endless: warning recovery.hang_timeout_seconds: a start is silent for longer than 5 seconds",
+            "too_short: warning recovery.hang_timeout_seconds: a start is silent for longer than 5 seconds",
         ),
         (
             [*GCP, "budget.max_usd=5", "budget.usd_per_hour=0"],
@@ -126,7 +129,7 @@ def test_what_is_wrong_names_its_key(overrides: list[str], said: str) -> None:
 @pytest.mark.parametrize("more", [["budget.max_usd=0.001"], ["budget.max_usd=50", "budget.usd_per_hour=0"]])
 def test_a_limit_in_dollars_beside_a_free_grant_is_the_users_affair(more: list[str]) -> None:
     found = words(*GCP, "tpu=v4_8", TRC, *more)
-    assert not [line for line in found if line.startswith(("endless", "price"))]
+    assert not [line for line in found if line.startswith(("too_short", "price"))]
 
 
 def test_an_incomplete_trainer_is_told_of_each_missing_group_or_in_one_line_of_all() -> None:
