@@ -36,6 +36,8 @@ from controller.resources.pod.plane import is_of_run
 from controller.resources.pod.planes import PLANES, ask_planes, planes_for
 from controller.resources.pod.provisioner import disk_type
 
+NOT_RUN = "program=trainer does not run program.command; add program=command, or leave it out"
+
 
 @check("stand_in", "error", "code.stand_in")
 def stand_in_runs_locally(config: Config) -> Iterator[Issue]:
@@ -52,7 +54,8 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
         return
     absent = [group for group in ("model", "data", "loop", "optimizer") if getattr(config, group) is None]
     if len(absent) == 4:
-        yield Issue("nothing says what to run; choose +experiment=NAME, or give a program: -- PROGRAM …", "program")
+        missing = "nothing says what to run; choose +experiment=NAME, or give a program: -- PROGRAM …"
+        yield Issue(NOT_RUN if config.program.command else missing, "program")
         return
     yield from (Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group) for group in absent)
 
@@ -64,8 +67,8 @@ def command_can_start(config: Config) -> Iterator[Issue]:
     own = config.program.kind == "command"
     if own and not argv:
         yield Issue("is empty; set it, e.g. 'program.command=[python, train.py]'")
-    elif argv and not own:
-        yield Issue("program=trainer does not run it; add program=command, or leave it out", severity="warning")
+    elif argv and not own and config.model is not None:
+        yield Issue(NOT_RUN, severity="warning")
     makes = [Words("program.setup", words, "[{}]", certain=not i) for i, words in enumerate(setup)]
     for words in [*makes, *([Words("program.command", argv, "{}", certain=not setup)] if own and argv else [])]:
         yield from _start_issues(config, words)

@@ -160,7 +160,7 @@ def _cure(key: str, value: str) -> str:
     if re.fullmatch(r"\[[^\[\]{}\"']*\]", stripped):
         return f"quote its items: {override(path, [item.strip() for item in stripped[1:-1].split(',')])}"
     if types and not any(kind is str for kind in types) and stripped[:1] not in ("[", "{"):
-        made = repaired(types[0], value.split(",")) if "," in value else None
+        made = repaired(types[0], value.split(",") if "," in value else value)
         return f"it must be {expected(types)}" + (f": {override(path, made)}" if made is not None else "")
     if "'" not in value and stripped[:1] not in ("[", "{"):
         return f"quote it: {override(path, value)}"

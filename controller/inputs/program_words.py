@@ -123,6 +123,8 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
         python = shlex.join(started(argv, folder)[0])
         return f"{absent}; Slipway itself starts a program on every worker: {python}"
     words, folder = started(argv, folder)
+    if argv[0] == "timeout" and words == [*argv[1:]]:
+        return f"timeout: how long stands before the program: {shlex.join(['timeout', '60m', *words])}"
     script = script_of(words)
     if (named := script or words[0]).endswith(".ipynb"):
         return f"{named}: is a notebook, no program; jupyter nbconvert --to script {shlex.quote(named)} makes one of it"
@@ -166,6 +168,11 @@ def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool) 
     script = script_of(words) or ""
     if PLACEHOLDER in script:
         return ""
+    if words[0] == "make" and not any(word.startswith(("-", "/")) for word in words):
+        names = ("Makefile", "makefile", "GNUmakefile")
+        return "" if any((folder / name).exists() for name in names) else f"make: there is no Makefile in {folder}"
+    if script and (folder / script).is_file() and not (folder / script).stat().st_size:
+        return f"{script}: is empty, so the run ends at once"
     if script.startswith("/") and not script.startswith(SYSTEM_PLACES) and not (here and Path(script).exists()):
         return f"{script}: is outside {root}, which is what the workers get; it must be on them already"
     if Path(words[0]).name.startswith("python") and Path(script).suffix not in OF_PYTHON:
