@@ -237,7 +237,7 @@ def missing_devices(cloud: HereCloud, found: Devices) -> Iterator[Issue]:
 
 @check("here_folder", "error", "cloud.folder")
 def folder_is_writable(config: Config) -> Iterator[Issue]:
-    """A run writes its records before anything else."""
+    """Records are written there."""
     cloud = config.cloud
     if not isinstance(cloud, HereCloud) or cloud.folder is None:
         return

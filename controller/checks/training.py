@@ -222,17 +222,17 @@ def checkpoints_are_frequent_enough(config: Config) -> Iterator[Issue]:
 
 @check("log_interval", "warning", "logging.log_interval")
 def metrics_are_logged(config: Config) -> Iterator[Issue]:
-    """Of a run shorter than the interval, only the last update is in the metrics."""
+    """A shorter run logs its last update only."""
     if config.program.kind != "trainer" or config.loop is None:
         return
     total, interval = total_updates(config), config.logging.log_interval
-    if interval > total:
+    if interval > total > SETUP_UPDATES:
         yield Issue(f"the run has {total} updates, so only the last one is logged; lower it to see a curve")
 
 
 @check("high_lr", "warning", "optimizer.lr")
 def learning_rates_are_moderate(config: Config) -> Iterator[Issue]:
-    """No optimizer here learns with a rate of 1 or more: a minus is often lost, as in 3e4 for 3e-4."""
+    """A lost minus makes 3e4 of 3e-4."""
     optimizer = config.optimizer
     if config.program.kind == "trainer" and isinstance(lr := getattr(optimizer, "lr", None), float) and lr >= 1:
         yield Issue(f"{lr:g} is a very high learning rate; is a minus missing, as in 3e-4?")

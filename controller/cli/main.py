@@ -184,6 +184,7 @@ def with_program(command: Command) -> Command:
             key = KEYS_OF_FLAGS.get(needed[0], "") if needed else ""
             raise ConfigError(f"{said}; for an experiment, set {key}=…" if command.overrides and key else said)
         return command
+    from conf.schema.forms import LISTED
     from controller.cli.words import own_words
     from controller.inputs.own_program import PACKAGE_KEYS, OwnProgram
 
@@ -192,6 +193,9 @@ def with_program(command: Command) -> Command:
     )
     overrides = program.overrides(command.overrides)
     _note(f"({shlex.join(word for word in overrides if word not in command.overrides)})")  # those may hold a secret
+    listed = next((word for word in command.remainder if LISTED.fullmatch(word.rpartition("=")[2])), "")
+    if listed and getattr(flags, "multirun", False):
+        _note(f"note: {listed} goes to the program as it is, for -m varies keys, such as env.vars.NAME=1,2")
     if ours := own_words(command.remainder):
         _note(f"note: {ours} goes to the program, as it stands behind --; what is for Slipway stands before")
     if any(word.startswith("+experiment=") for word in overrides):

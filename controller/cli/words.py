@@ -61,7 +61,7 @@ OTHER_FLAGS = {
     "--force": "--yes skips the prompts",
     "-y": "--yes skips the prompts",
     "--verbose": "messages are complete; --json prints one document",
-    "-v": "messages are complete; --json prints one document",
+    "-v": "messages are complete; --json prints one document, `slipway version` the version",
     "-d": "--detach returns once the program has started",
     "--background": "--detach returns once the program has started",
     **dict.fromkeys(
@@ -304,7 +304,7 @@ def own_words(program: Sequence[str]) -> str:
     groups = config_groups(Path.cwd() / "slipway")
     for word in filter(OURS.fullmatch, program):
         key, _, value = word.partition("=")
-        if key.startswith("--") or (value in groups[key] if key in groups else _is_key(key)):
+        if key.startswith("--") or (value in groups[key] if key in groups else "." in key and _is_key(key)):
             return word
     return ""
 
