@@ -32,9 +32,7 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 90, 7200
 class TpuInstances(Service):
     """Rules of instances, and methods beside those that all kinds share."""
 
-    methods: ClassVar = {
-        "compute.v1:instances.": "stop start setMetadata setLabels getGuestAttributes simulateMaintenanceEvent"
-    }
+    methods: ClassVar = {"compute.v1:instances.": "stop start setMetadata setLabels getGuestAttributes"}
     slices: Slices
     compute: Compute
 
@@ -43,7 +41,7 @@ class TpuInstances(Service):
         return {INSTANCES.plural: Rules(**begin, show=self._show, leave=self._leave, gone=self.slices.remove)}
 
     def effects(self) -> dict[str, Effect]:
-        return {"instance.stopped": self._on_stopped, "instance.maintained": self._on_maintained}
+        return {"instance.stopped": self._on_stopped}
 
     def _refuse(self, call: ApiCall) -> None:
         machine = self._machine(call.body)
@@ -207,22 +205,6 @@ class TpuInstances(Service):
         if key:
             return {"selfLink": link, "variableKey": key, "variableValue": items[0]["value"]}
         return {"selfLink": link, "queryPath": query, "queryValue": {"items": items}}
-
-    def _simulate_maintenance_event(self, call: ApiCall) -> Document:
-        """Take the VMs of a slice down for maintenance: a spot slice is preempted, another one restarts."""
-        path, instance = self.compute.find(INSTANCES, call)
-        if self.workers.vms.slice_of(path) is None or instance["status"] != "RUNNING":
-            raise not_ready(path)
-        return self.compute.begin(call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained")
-
-    async def _on_maintained(self, path: str) -> None:
-        found = self.workers.vms.slice_of(path)
-        if found is None:
-            return
-        if found["tier"] == "spot":
-            await self.slices.preempt([found["id"]])
-        else:
-            await self.slices.restart(found, self.settings.delay("maintenance", path))
 
 
 def _with_defaults(scheduling: Mapping[str, Any]) -> Document:
