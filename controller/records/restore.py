@@ -103,7 +103,10 @@ def open_record(
     try:
         document = _record_here(state, run_id) or download_record(here, run_id)
         config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
-        _require_same_groups(document, groups)
+        # no choice of a group that the record does not have, but for `cloud`, which says where the record is
+        same = {word.lstrip("+") for word in document["overrides"]}
+        if others := [word for word in groups if not word.startswith("cloud=") and word.lstrip("+") not in same]:
+            raise ConfigError(f"{', '.join(others)}: {_another_run(document)}")
     except (ConfigError, UnreadableError) as error:
         if not only_results or not _has_files(here, run_id):
             raise
@@ -114,13 +117,6 @@ def open_record(
         config = here.model_copy(update={"cloud": config.cloud, "tpu": config.tpu})
     with open_context(config) as (context, emulator):
         yield RecordedRun(document, config, context, emulator, folder)
-
-
-def _require_same_groups(document: RunRecord, groups: Sequence[str]) -> None:
-    """Raise ConfigError for a choice of a group that the record does not have; `cloud` says where the record is."""
-    same = {word.lstrip("+") for word in document["overrides"]}
-    if others := [word for word in groups if not word.startswith("cloud=") and word.lstrip("+") not in same]:
-        raise ConfigError(f"{', '.join(others)}: {_another_run(document)}")
 
 
 def _another_run(document: RunRecord) -> str:

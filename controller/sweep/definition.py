@@ -346,7 +346,10 @@ class SearchSource:
         A trial that equals a running run is marked as failed: two programs of one run would write to the same place.
         """
         while trial := self._next_trial(pod):
-            job = self._build_job(trial)
+            own = tuple(
+                f"{prefix}{self._suggest(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals]
+            )
+            [job] = self._builder.build_jobs([Variant((*self._fixed_overrides, *own), own)])
             if job.run_id in self._trials:
                 self.study.tell(trial, state=self._storage_file.FAIL)
                 continue
@@ -384,13 +387,6 @@ class SearchSource:
             return False
         self.study.tell(self._trials.pop(job.run_id), state=self._storage_file.PRUNED)
         return True
-
-    def _build_job(self, trial: Any) -> SweepJob:
-        own = tuple(
-            f"{prefix}{self._suggest(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals]
-        )
-        [job] = self._builder.build_jobs([Variant((*self._fixed_overrides, *own), own)])
-        return job
 
     def _suggest(self, trial: Any, prefix: str) -> Any:
         name = prefix.lstrip("+").rstrip("=")

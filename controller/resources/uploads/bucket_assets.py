@@ -149,7 +149,11 @@ class UploadedAsset(AssetInBucket):
                 output = run_recipe(self.content.recipe, key)
                 files = local_files(output, hashes)
                 refuse_links(files, output, f"{key}.build")
-            elsewhere = self._stored_objects(context)
+            items = context.google.list_all(
+                "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
+                fields="items(name,size,md5Hash),nextPageToken",
+            )  # fmt: skip
+            elsewhere = {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
             known = {f.local: d for f in files if f.url is None for d in hashes.digests([f.local]).values()}
             total = sum(f.local.stat().st_size for f in files if f.url is None)
             progress = Progress(context, self.id, total if all(f.url is None for f in files) else 0)
@@ -157,14 +161,6 @@ class UploadedAsset(AssetInBucket):
             with ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="upload") as pool:
                 list(pool.map(send, files))
         context.google.upload(self.bucket, self.manifest_object, manifest_text(files).encode())
-
-    def _stored_objects(self, context: Context) -> StoredObjects:
-        """Return the bucket's objects of this asset, in all versions."""
-        items = context.google.list_all(
-            "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
-            fields="items(name,size,md5Hash),nextPageToken",
-        )  # fmt: skip
-        return {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
 
     def _copy_file(
         self,

@@ -63,7 +63,11 @@ class TpuInstances(Service):
         if kind is None:
             raise ApiError(400, f"Invalid machine type {machine.name} in zone {zone}.")
         waits = capacity_tier(body.get("scheduling") or {}) == "flex_start"
-        valid = _valid_seconds(body.get("params") or {})
+        asked = ((body.get("params") or {}).get("requestValidForDuration") or {}).get("seconds")
+        if asked is not None and int(asked) and not _SHORTEST_WAIT <= int(asked) <= _LONGEST_WAIT:
+            why = f"Must be 0, or between {_SHORTEST_WAIT} and {_LONGEST_WAIT} seconds."
+            raise invalid_field("params.requestValidForDuration", asked, why)
+        valid = None if asked is None else int(asked)
         body = {key: value for key, value in body.items() if key != "params"}
         instance = self.networks.prepare_resource("instances", zone, body, path)
         found = self.slices.add(path, machine.name, kind, [instance])
@@ -142,16 +146,6 @@ class TpuInstances(Service):
     def _machine(self, instance: Mapping[str, Any]) -> TpuMachine | None:
         return tpu_machine(str(instance.get("machineType", "")))
 
-    def _alone(self, call: ApiCall) -> tuple[str, Document, Document]:
-        """Return path, instance and slice of a TPU VM that is a slice by itself."""
-        path, instance = self.compute.find(INSTANCES, call)
-        found = self.workers.vms.slice_of(path)
-        if found is None:
-            raise ApiError(501, "The emulated cloud does this only with TPU VMs.")
-        if self.slices.is_group(found):
-            raise wrong_size(len(found["members"]) - 1, len(found["members"]))
-        return path, instance, found
-
     def _stop(self, call: ApiCall) -> Document:
         return self._switch(call, "stop", ("RUNNING", "STOPPING", "TERMINATED"), "STOPPED", "instance.stopped")
 
@@ -160,7 +154,12 @@ class TpuInstances(Service):
 
     def _switch(self, call: ApiCall, verb: str, statuses: tuple[str, str, str], phase: str, effect: str) -> Document:
         """Stop or start a TPU VM; `statuses` are those before, meanwhile and afterwards."""
-        path, instance, found = self._alone(call)
+        path, instance = self.compute.find(INSTANCES, call)
+        found = self.workers.vms.slice_of(path)
+        if found is None:
+            raise ApiError(501, "The emulated cloud does this only with TPU VMs.")
+        if self.slices.is_group(found):
+            raise wrong_size(len(found["members"]) - 1, len(found["members"]))
         before, meanwhile, after = statuses
         if instance["status"] == after:
             return self.compute.begin(call, verb, path)
@@ -212,12 +211,3 @@ def _with_defaults(scheduling: Mapping[str, Any]) -> Document:
     model = scheduling.get("provisioningModel", "STANDARD")
     default = {"onHostMaintenance": "MIGRATE", "provisioningModel": model, "preemptible": model == "SPOT"}
     return {**default, "automaticRestart": model == "STANDARD", **scheduling}
-
-
-def _valid_seconds(params: Mapping[str, Any]) -> int | None:
-    """Return how long a flex-start request waits for capacity, or None without a limit."""
-    asked = (params.get("requestValidForDuration") or {}).get("seconds")
-    if asked is not None and int(asked) and not _SHORTEST_WAIT <= int(asked) <= _LONGEST_WAIT:
-        why = f"Must be 0, or between {_SHORTEST_WAIT} and {_LONGEST_WAIT} seconds."
-        raise invalid_field("params.requestValidForDuration", asked, why)
-    return None if asked is None else int(asked)
