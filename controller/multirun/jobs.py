@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from controller.config.compose import compose, compose_raw
+from controller.config.compose import compose, compose_raw, sound
 from controller.connect import open_context, project_of
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
@@ -280,9 +280,7 @@ def shipped_files() -> dict[str, Path]:
 
 def release_pods(request: Request) -> None:
     """Delete the pods that were kept for further jobs, unless something runs there or the config keeps them."""
-    config, problems = compose(shared_overrides(request), extra_dir=request.folder / "slipway")
-    if config is None or problems:
-        raise ConfigError(problems)
+    config = sound(compose(shared_overrides(request), extra_dir=request.folder / "slipway"))
     if config.cleanup.on_success != "delete":
         return
     for number in range(1, config.sweep.pods + 1):

@@ -21,7 +21,7 @@ import yaml
 from conf.schema.base import without_volatile
 from conf.schema.config import Config
 from conf.schema.validation import validate
-from controller.config.compose import compose, compose_raw, with_overrides
+from controller.config.compose import compose, compose_raw, sound, with_overrides
 from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, project_of
 from controller.context import Context
@@ -98,7 +98,7 @@ def open_record(
         ConfigError: the record is missing or incomplete, or the overrides would make it another run.
     """
     groups = [word for word in overrides if "." not in word.partition("=")[0]]
-    here = _validated_config(groups, folder)
+    here = sound(compose(groups, extra_dir=folder / "slipway"))
     state = Path(here.run.state_dir).expanduser()
     try:
         document = _record_here(state, run_id) or download_record(here, run_id)
@@ -183,16 +183,9 @@ def _named_code(document: RunRecord, folder: Path) -> NamedCode:
     return NamedCode(folder, (), checked_hash(document, document["code_sha256"]))
 
 
-def _validated_config(overrides: Sequence[str], folder: Path) -> Config:
-    config, problems = compose(overrides, extra_dir=folder / "slipway")
-    if config is None or problems:
-        raise ConfigError(problems)
-    return config
-
-
 def find_record(overrides: Sequence[str], run_id: str, folder: Path) -> RunRecord:
     """Download the record of a run from the bucket of the overrides. Raises ConfigError if there is none."""
-    return download_record(_validated_config(overrides, folder), run_id)
+    return download_record(sound(compose(overrides, extra_dir=folder / "slipway")), run_id)
 
 
 def download_record(here: Config, run_id: str) -> RunRecord:
@@ -251,9 +244,7 @@ def _config_here(document: RunRecord, overrides: Sequence[str], here: Config, fo
     """Return the recorded config with this machine's state folder, and with overrides that leave the run the same."""
     config = recorded_config(document, folder)
     local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
-    changed, problems = validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), overrides))
-    if changed is None or problems:
-        raise ConfigError(problems)
+    changed = sound(validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), overrides)))
     if without_volatile(changed) != without_volatile(config):
         raise ConfigError(_another_run(document))
     return changed

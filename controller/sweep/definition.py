@@ -18,7 +18,7 @@ from conf.schema.cloud import HereCloud
 from conf.schema.config import Config, digest
 from conf.schema.run_sections import Search, Sweep
 from controller.checks.preflight import preflight
-from controller.config.compose import compose, compose_variants
+from controller.config.compose import compose, compose_variants, sound
 from controller.config.this_machine import share_devices
 from controller.connect import project_of
 from controller.context import Context
@@ -159,10 +159,7 @@ class JobBuilder:
 def compose_base(overrides: Sequence[str], folder: Path) -> Config:
     """Compose the config without the swept overrides, which says how to run the sweep. Raises ConfigError."""
     same, _ = split_overrides(apply_launcher(overrides), folder)
-    config, problems = compose(same, extra_dir=folder / "slipway")
-    if config is None or problems:
-        raise ConfigError(problems)
-    return config
+    return sound(compose(same, extra_dir=folder / "slipway"))
 
 
 def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:

@@ -129,10 +129,7 @@ class SourceCopy:
             SourceError: a file cannot be fetched, or differs from what was listed.
         """
         with self._only_process():
-            listed = self.google.list_all(
-                "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.prefix}/",
-                fields="items(name,size),nextPageToken",
-            )  # fmt: skip
+            listed = self.google.objects(self.bucket, f"{self.prefix}/", "name,size")
             there = {item["name"]: int(item["size"]) for item in listed}
             known: dict[str, str] = json.loads(self._hashes_file.read_text()) if self._hashes_file.is_file() else {}
             hashes, missing = dict[str, str](), list[SourceFile]()
