@@ -123,7 +123,12 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
     generation = tpu_type_table()["generations"][name]
     machines: dict[int, str] = generation["machine_types"]
     if machine_type is not None:
-        chips_per_vm = _chips_of_machine(accelerator_type, chips, machine_type, machines)
+        # a slice of several VMs has four chips on each, in every generation
+        fits = {name: size for size, name in machines.items() if size == chips or (size == 4 and chips % 4 == 0)}
+        if machine_type not in fits:
+            choices = ", ".join(fits) or "none"
+            raise UnknownTypeError(f"{accelerator_type} has no VMs of type {machine_type!r}; choices: {choices}")
+        chips_per_vm = fits[machine_type]
         vms = chips // chips_per_vm
     return Topology(
         accelerator_type=accelerator_type,
@@ -151,18 +156,6 @@ def _choices(sized: list[str]) -> str:
     rows = tpu_type_table()["types"].items()
     of = [[kind for kind, row in rows if row[0] == name] for name in tpu_type_table()["generations"]]
     return f"choices: {', '.join(f'{kinds[0]} to {kinds[-1]}' for kinds in of if kinds)}"
-
-
-def _chips_of_machine(accelerator_type: str, chips: int, machine_type: str, machines: dict[int, str]) -> int:
-    """Return the chips of a machine type. Raises UnknownTypeError if no slice of this type consists of such VMs.
-
-    A slice of several VMs has four chips on each, in every generation.
-    """
-    fits = {name: size for size, name in machines.items() if size == chips or (size == 4 and chips % 4 == 0)}
-    if machine_type not in fits:
-        choices = ", ".join(fits) or "none"
-        raise UnknownTypeError(f"{accelerator_type} has no VMs of type {machine_type!r}; choices: {choices}")
-    return fits[machine_type]
 
 
 def known_type(spelling: str) -> str:

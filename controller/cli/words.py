@@ -41,92 +41,47 @@ OTHER_VERBS = {
 USES = ("chat", "generate", "export")
 """Verbs that use the weights of a run."""
 OUTPUTS = ("--out", "--output", "--output-dir", "-out")
-OTHER_FLAGS = {
-    "--dry-run": "`slipway plan` with the same words shows what would happen",
-    "--dryrun": "`slipway plan` with the same words shows what would happen",
+OTHER_FLAGS = {flag: meant for flags, meant in {
+    "--dry-run --dryrun": "`slipway plan` with the same words shows what would happen",
     "--cfg": "`slipway plan --config` prints the composed config",
     "--info": "`slipway help` lists groups and choices, `slipway plan --config` prints what each value comes from",
-    "--config-name": "an experiment is chosen with +experiment=NAME",
-    "--config": "an experiment is chosen with +experiment=NAME",
-    "--config-dir": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
-    "--config-path": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
-    "--env": "environment variables are set with env.vars.NAME=VALUE",
-    "-e": "environment variables are set with env.vars.NAME=VALUE",
+    "--config-name --config --experiment --exp": "an experiment is chosen with +experiment=NAME",
+    "--config-dir --config-path": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
+    "--env -e": "environment variables are set with env.vars.NAME=VALUE",
     "--project": "the project is set with cloud=gcp cloud.project=ID, or by `slipway init`",
-    "--region": "a zone is set with tpu.zone=ZONE",
+    "--region --zone --zones": "a zone is set with tpu.zone=ZONE",
     "--accelerators": "a slice is chosen with tpu=NAME, such as tpu=v5litepod_16",
-    "--gpus": "a slice is chosen with tpu=NAME, such as tpu=v5litepod_16",
-    "--spot": "spot capacity is chosen with tpu.capacity=spot",
-    "--preemptible": "spot capacity is chosen with tpu.capacity=spot",
-    "--force": "--yes skips the prompts",
-    "-y": "--yes skips the prompts",
-    "--verbose": "messages are complete; --json prints one document",
-    "-v": "messages are complete; --json prints one document, `slipway version` the version",
-    "-d": "--detach returns once the program has started",
-    "--background": "--detach returns once the program has started",
-    **dict.fromkeys(
-        ("-c", "-f", "--file", "--filename", "--yaml", "--task"),
-        "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
-    ),
-    **dict.fromkeys(
-        ("--set", "-s", "-o", "--override", "--overrides", "--param", "-p", "--var", "-var", "--option"),
-        "a value is set with key=value alone, such as loop.steps=300",
-    ),
-    **dict.fromkeys(
-        ("-w", "--watch", "--wait"),
-        "`slipway logs --follow` watches a run, `slipway status --sweep ID --follow` a sweep",
-    ),
-    **dict.fromkeys(
-        ("--save-plan", *OUTPUTS),
-        "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
-    ),
-    **dict.fromkeys(
-        ("--num-nodes", "--nnodes", "--nodes", "-N", "--num-workers", "--replicas", "--ntasks", "--nproc"),
-        "the slice says how many workers there are, such as tpu=v5litepod_16 with 4",
-    ),
-    **dict.fromkeys(
-        ("--tpu-type", "--accelerator-type", "--type", "--accelerator", "--instance-type", "--machine-type", "--tpus"),
-        "a slice is chosen with tpu=NAME, or tpu.accelerator_type=TYPE",
-    ),
-    **dict.fromkeys(("--limit", "-l", "-n", "--max", "--count"), "--last N keeps the last N, where a verb lists runs"),
-    **dict.fromkeys(("--name", "--run-name", "--job-name", "-J"), "a run is named with run.name=NAME"),
-    **dict.fromkeys(("--zone", "--zones"), "a zone is set with tpu.zone=ZONE"),
-    **dict.fromkeys(("--experiment", "--exp"), "an experiment is chosen with +experiment=NAME"),
-    **dict.fromkeys(
-        ("-q", "--quiet", "--silent", "--debug", "--log-level"), "messages are complete; --json prints one document"
-    ),
-    **dict.fromkeys(
-        (
-            "--auto-approve",
-            "--approve",
-            "--no-input",
-            "--non-interactive",
-            "--assume-yes",
-            "-auto-approve",
-            "--no-confirm",
-        ),
+    "--gpus --gpu --num-gpus": "pods are TPUs; the devices of this machine are cloud=here",
+    "--spot --preemptible --use-spot --no-spot": "spot capacity is chosen with tpu.capacity=spot",
+    "--force -y --auto-approve --approve --no-input --non-interactive --assume-yes -auto-approve --no-confirm":
         "--yes skips the prompts",
-    ),
-    **dict.fromkeys(("--format", "--output-format", "-ojson"), "--json prints one JSON document"),
-    **dict.fromkeys(("--budget", "--max-cost"), "a limit is set with budget.max_usd=USD or budget.max_hours=HOURS"),
-    **dict.fromkeys(("--time", "-t", "--timeout", "--walltime"), "a limit is set with budget.max_hours=HOURS"),
-    **dict.fromkeys(
-        ("--workdir", "--cwd", "-C", "--chdir"),
-        "Slipway ships the repository of the current folder; change into it first",
-    ),
-    **dict.fromkeys(
-        ("--image", "--docker-image", "--container"),
+    "-v": "messages are complete; --json prints one document, `slipway version` the version",
+    "--verbose -q --quiet --silent --debug --log-level": "messages are complete; --json prints one document",
+    "-d --background": "--detach returns once the program has started",
+    "-c -f --file --filename --yaml --task":
+        "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
+    "--set -s -o --override --overrides --param -p --var -var --option":
+        "a value is set with key=value alone, such as loop.steps=300",
+    "-w --watch --wait": "`slipway logs --follow` watches a run, `slipway status --sweep ID --follow` a sweep",
+    f"--save-plan {' '.join(OUTPUTS)}":
+        "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
+    "--num-nodes --nnodes --nodes -N --num-workers --replicas --ntasks --nproc":
+        "the slice says how many workers there are, such as tpu=v5litepod_16 with 4",
+    "--tpu-type --accelerator-type --type --accelerator --instance-type --machine-type --tpus":
+        "a slice is chosen with tpu=NAME, or tpu.accelerator_type=TYPE",
+    "--limit -l -n --max --count": "--last N keeps the last N, where a verb lists runs",
+    "--name --run-name --job-name -J": "a run is named with run.name=NAME",
+    "--format --output-format -ojson": "--json prints one JSON document",
+    "--budget --max-cost": "a limit is set with budget.max_usd=USD or budget.max_hours=HOURS",
+    "--time -t --timeout --walltime": "a limit is set with budget.max_hours=HOURS",
+    "--workdir --cwd -C --chdir": "Slipway ships the repository of the current folder; change into it first",
+    "--image --docker-image --container":
         "the VM's image is set with tpu.runtime_version, packages with env.packages=requirements env.requirements=FILE",
-    ),
-    **dict.fromkeys(
-        ("--autostop", "--idle-minutes-to-autostop", "--down"),
+    "--autostop --idle-minutes-to-autostop --down":
         "cleanup.on_success and cleanup.idle_minutes say when the pod is deleted",
-    ),
-    **dict.fromkeys(("--use-spot", "--no-spot"), "spot capacity is chosen with tpu.capacity=spot"),
-    **dict.fromkeys(("--gpu", "--gpus", "--num-gpus"), "pods are TPUs; the devices of this machine are cloud=here"),
-    **dict.fromkeys(("--cloud", "--infra", "--provider"), "a cloud is chosen with cloud=gcp, local or here"),
-    **dict.fromkeys(("--sweep-id", "--grid"), "a sweep is `slipway -m key=a,b`, and is named with --sweep ID"),
-}
+    "--cloud --infra --provider": "a cloud is chosen with cloud=gcp, local or here",
+    "--sweep-id --grid": "a sweep is `slipway -m key=a,b`, and is named with --sweep ID",
+}.items() for flag in flags.split()}  # fmt: skip
 """Flags of other tools, and what does it here."""
 DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
 """What word processors make of - and --."""
