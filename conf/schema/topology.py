@@ -93,12 +93,11 @@ def read_tpu_types(file: Path) -> dict[str, Any]:
 def find_topology(accelerator_type: str, machine_type: str | None = None) -> Topology:
     """Look up an accelerator type.
 
+    Raises UnknownTypeError if the table has no such type; the message names the nearest ones.
+
     Args:
         accelerator_type: `v6e-8`.
         machine_type: divides the chips among VMs of this type of Compute Engine; None: as the table does.
-
-    Raises:
-        UnknownTypeError: the table has no such type; the message names the nearest ones.
     """
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
@@ -157,8 +156,7 @@ def known_type(spelling: str) -> str:
 def type_of_shape(spelling: str) -> str:
     """Return the accelerator type of a generation and a topology: `v6e-8` of `v6e:2x4`.
 
-    Raises:
-        UnknownTypeError: the generation does not exist, or has no such topology.
+    Raises UnknownTypeError if the generation does not exist, or has no such topology.
     """
     generation, _, shape = spelling.partition(":")
     rows = [(name, row) for name, row in tpu_type_table()["types"].items() if row[0] == generation]

@@ -191,11 +191,8 @@ class GoogleClient:
         """Write an object and return its metadata.
 
         With `generation`, write only if the object has it; 0: only if the object does not exist. Such a write that
-        arrived although its answer was lost, and is repeated, is no conflict. `metadata` is custom metadata, at most
-        8 KiB, which a listing of objects includes.
-
-        Raises:
-            ConflictError: the object has another generation.
+        arrived although its answer was lost, and is repeated, is no conflict. `metadata` is custom metadata, at most 8
+        KiB, which a listing of objects includes. Raises ConflictError if the object has another generation.
         """
         from googleapiclient.http import MediaInMemoryUpload
 

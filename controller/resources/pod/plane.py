@@ -170,8 +170,7 @@ class Plane(Protocol):
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
         """Delete the VMs as Google does when it preempts them, and wait; what requested them stays.
 
-        Raises:
-            OperationFailedError: Google accepted the deletion, and then it failed.
+        Raises OperationFailedError if Google accepted the deletion, and then it failed.
         """
         ...
 
