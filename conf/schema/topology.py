@@ -46,12 +46,12 @@ class Topology:
     chips: int
     workers: int
     devices: int
-    shape: str | None  # None for one chip
-    hbm_bytes_per_chip: int | None  # None: unknown, as of the next one
-    bf16_flops_per_chip: float | None
-    runtime_version: str
-    zones: tuple[str, ...]
     usd_per_chip_hour: MappingProxyType[str, tuple[float | None, float | None]]  # zone: (on demand, spot)
+    shape: str | None = None  # None for one chip
+    hbm_bytes_per_chip: int | None = None  # None: unknown, as of the next one
+    bf16_flops_per_chip: float | None = None
+    runtime_version: str = ""
+    zones: tuple[str, ...] = ()
     flex_start_zones: tuple[str, ...] = ()
     on_tpu_api: bool = True
     machine_type: str = ""  # of Compute Engine; "" if it has none for this type
@@ -190,11 +190,6 @@ def this_machine(backend: str, devices: int) -> Topology:
         chips=devices,
         workers=1,
         devices=devices,
-        shape=None,
-        hbm_bytes_per_chip=None,
-        bf16_flops_per_chip=None,
-        runtime_version="",
-        zones=(),
         usd_per_chip_hour=MappingProxyType({}),
     )
 
