@@ -217,6 +217,8 @@ def test_what_other_words_may_make_or_use_is_less_certain(
         [ends] = said(*own[:1], f'program.command=[bash,-c,"{line}"]')
         assert ends.startswith("error program.command: ends with &, so nothing waits for the program")
     assert said(*own[:1], "program.command=[make,train]") == []
+    Path("Makefile").unlink()
+    assert said(*own[:1], "program.command=[make,train]", "program.setup=[[cmake,.]]") == []
     alone = said("program.command=[python,train.py]")
     assert alone == ["error program.command: program=trainer does not run it; add program=command, or leave it out"]
     beside = said("+experiment=quickstart", "program.command=[python,made.py]")
