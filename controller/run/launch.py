@@ -342,7 +342,8 @@ class QueueWaiter:
 
         We look in this order, in which a run goes from one to the next: we miss none that does so meanwhile.
         """
-        run_id, line = self._plan.run_id, self.queue.waiting_runs()
+        run_id = self._plan.run_id
+        line = [] if self._lease.held else self.queue.waiting_runs()
         queued = line[: line.index(run_id)] if run_id in line else line
         running = set[str]()
         if (other := self._lease.current_other()) is not None:
