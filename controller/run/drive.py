@@ -360,7 +360,7 @@ class RunDriver:
         except CloudError as error:
             self._emit_note(f"cannot see whether the pod is left ({error}); `slipway orphans` lists what is billed")
             return
-        if node is not None and not node.adopt:
+        if node is not None and not node.adopt and not self.ending.is_handed_over:
             price = f" (price: {self.spending.rate(node)})" if self.context.is_billed else ""
             self._emit_note(f"{node.title} is kept{price}; `slipway down` deletes it")
 

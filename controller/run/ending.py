@@ -47,7 +47,7 @@ class Ending:
     lease: Lease
     confirm: Callable[[], object]
     """Confirms that this controller may act and finish the run, as `Lease.ensure`."""
-    _is_handed_over: bool = False
+    is_handed_over: bool = False
     """Whether the pod was left to runs that wait for it."""
 
     def finish(self, attempt: AttemptResult) -> Result:
@@ -134,7 +134,7 @@ class Ending:
         """Return whether the pod is left to other runs: those that wait for it or, without the bucket, are on it."""
         try:
             next_runs = self.waiter.queue.waiting_runs(but=self.plan.run_id)
-            self._is_handed_over = bool(next_runs)
+            self.is_handed_over = bool(next_runs)
         except GoogleError:
             next_runs = list[str]()
             with suppress(SlipwayError):
@@ -149,14 +149,14 @@ class Ending:
 
         Call it once the lease is released. `said` and `exit_code` tell how the run ended, as at that release.
         """
-        if not self._is_handed_over:
+        if not self.is_handed_over:
             return
         try:
             with lease_guard(self.lease, self.plan, self.context):
-                while self._is_handed_over and not self.waiter.is_followed():
+                while self.is_handed_over and not self.waiter.is_followed():
                     self.lease.ensure()
                     self.spending.reload()
-                    self._is_handed_over = False
+                    self.is_handed_over = False
                     if (node := self.own_pod()) is not None and not self._is_left(node):
                         self._note("no run waits for the pod any more")
                         self._delete("no run waits for it")
