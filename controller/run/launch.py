@@ -27,7 +27,7 @@ from controller.core.json_documents import Document, UnreadableError
 from controller.core.this_process import Clock, InterruptedSleepError
 from controller.gcp.answers import parse_timestamp
 from controller.gcp.client import GoogleClient
-from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.gcp.google_errors import GoogleError, NotFoundError, ServiceDisabledError
 from controller.lease import Lease
 from controller.plan.build import Plan
 from controller.plan.samplers import owner_of
@@ -316,7 +316,10 @@ class QueueWaiter:
         """
         if self._lease.held:
             return
-        self._place.take()
+        try:
+            self._place.take()
+        except NotFoundError:
+            return  # in a new project there is no bucket, and nobody to wait for
         told: list[str] = []
         while (ahead := self._runs_ahead()) or (acquires and not self._lease.held):
             if not ahead:
@@ -349,7 +352,8 @@ class QueueWaiter:
         if (other := self._lease.current_other()) is not None:
             running.add(other.record.run_id)
         else:
-            node = self._plan.observe_pod(self._context)
-            if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self._context):
-                running = running_runs(node.fleet(self._context))
+            with suppress(ServiceDisabledError):  # in a new project there is no pod
+                node = self._plan.observe_pod(self._context)
+                if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self._context):
+                    running = running_runs(node.fleet(self._context))
         return [] if run_id in running else [*sorted(running), *(run for run in queued if run not in running)]

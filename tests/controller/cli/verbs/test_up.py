@@ -61,7 +61,7 @@ def typed(slipway: SlipwayCli, *words: str) -> tuple[int, str, str]:
 
 def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli, plane: Plane) -> None:
     four = [ECHO_COMMAND, *plane.four]
-    code, out, err = slipway("up", *four)
+    code, out, err = slipway("up", "--queue", *four)  # there is no bucket yet, and nobody to wait for
     assert (code, err) == (0, "")
     steps = ("network slipway", "nat slipway", "firewall slipway-allow-ssh", "TPU v", "steps unchanged")
     assert all(words in out for words in ("hello from worker 0", *steps))
