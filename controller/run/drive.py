@@ -88,12 +88,13 @@ def drive(
 
     record_kept_result(context, ledger)
     if (result := wait_out(context.clock, ledger.result, object_url(plan.bucket), tell)) is not None:
-        deleted = driver.clean_up_after_crash(result)
-        recorder.finish_after_crash(result, driver.spending)
-        screen.show_result(result, again=not deleted)
-        driver.ending.hand_over()
+        with driver.ending.handing_over():
+            deleted = driver.clean_up_after_crash(result)
+            recorder.finish_after_crash(result, driver.spending)
+            screen.show_result(result, again=not deleted)
         return result
-    with recorder.recording(), driven_here(run_lock(context, plan.run_id)), driver.fenced():
+    lock = run_lock(context, plan.run_id)
+    with driver.ending.handing_over(), recorder.recording(), driven_here(lock), driver.fenced():
         if emulator is not None:
             emulator.inject_faults(plan.run_id, plan.config.cloud)
         for line in retry_deletions(context):
@@ -104,7 +105,6 @@ def drive(
             raise  # another controller keeps the record, or this machine the result
         except SlipwayError as error:
             driver.record_failure(error)
-            driver.ending.hand_over(str(error), error.exit_code)
             raise
         except KeyboardInterrupt:
             driver.note_pod_left()
@@ -114,7 +114,6 @@ def drive(
             driver.try_for_minutes(finish, "the records of the run are not complete; the same command completes them")
             driver.note_damaged_records()
             screen.show_result(result, cost=str(driver.spending.account.usage()))
-            driver.ending.hand_over()
     return result
 
 

@@ -144,11 +144,21 @@ class Ending:
             self._note(f"the pod stays for the next run: {', '.join(next_runs)}")
         return bool(next_runs)
 
-    def hand_over(self, said: str = "finished", exit_code: int = 0) -> None:
-        """See that a pod which was left to the next run is taken; delete it if those that waited leave or die instead.
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """At the end, see that a pod which was left to the next run is taken.
 
-        Call it once the lease is released. `said` and `exit_code` tell how the run ended, as at that release.
+        It is deleted if the runs that waited leave or die instead. By then nothing of this run is held any more.
         """
+        try:
+            yield
+        except SlipwayError as error:
+            self._hand_over(str(error), error.exit_code)
+            raise
+        self._hand_over("finished", 0)
+
+    def _hand_over(self, said: str, exit_code: int) -> None:
+        """Wait for the next run; `said` and `exit_code` tell how this one ended."""
         if not self.is_handed_over:
             return
         try:

@@ -284,7 +284,7 @@ class Controller:
         with suppress(LeaseHeldError), lease_guard(self.lease, self.plan, self.context):
             self.lease.ensure()
             self._clean_up()
-        self.ending.hand_over()
+        self.ending._hand_over("finished", 0)
 
     def queue(self, leaves_after: float = 10.0**9) -> None:
         """Wait for the pod, and use it; leave the queue at some time instead."""
@@ -305,7 +305,7 @@ class Controller:
             self.context.clock.sleep(2 * POLL)
             assert self.world.program == self.run, "two use the pod"
             self._clean_up()
-        self.ending.hand_over()
+        self.ending._hand_over("finished", 0)
 
     def _await_turn(self, late: Callable[[], bool]) -> None:
         take, sleep = self.place.take, self.context.clock.sleep
@@ -348,7 +348,7 @@ def test_a_run_that_finds_another_one_faster_is_waited_for_all_the_same(monkeypa
     first.lease.release()
     second.context.before_pod_write = second.lease.ensure
     second.waiter.await_turn()
-    first.ending.hand_over()
+    first.ending._hand_over("finished", 0)
     assert (world.pod, second.lease.held) == (1, True)
 
 
