@@ -12,9 +12,9 @@ from conf.hugging_face_rotation import MINISTRAL3_ROTATION, ROPE_FIELDS, ROPE_TY
 from conf.schema.training.model import Model, family_switches
 
 CLASSES = {
-    "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral",
-    "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3", "olmo2": "Olmo2",
-    "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
+    "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
+    "mistral": "Mistral", "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3",
+    "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {"gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2"}
@@ -51,6 +51,10 @@ THEIR_NAMES = {
 GPT2_NAMES = {
     "num_layers": "n_layer", "dim": "n_embd", "num_heads": "n_head", "num_kv_heads": "n_head", "mlp_dim": "n_inner",
     "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
+}  # fmt: skip
+
+EXPERTS_NAMES = THEIR_NAMES | {
+    "mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok",
 }  # fmt: skip
 
 
@@ -92,8 +96,8 @@ def model_from_config(config: Any, **compute: Any) -> Model:
         return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
     except ValidationError as error:
         found = error.errors()[0]
-        names = GPT2_NAMES if kind == "gpt2" else THEIR_NAMES
-        key = ".".join(names.get(str(part), str(part)) for part in found["loc"]) or "model"
+        names = GPT2_NAMES if kind == "gpt2" else EXPERTS_NAMES if "experts" in described else THEIR_NAMES
+        key = ".".join(names.get(str(part), str(part)) for part in found["loc"] if part != "experts") or "model"
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
@@ -225,6 +229,8 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     }
     if (found := FIELDS[kind].get("sliding_window")) is not None and found.use == "read":
         described |= _windows(fields, kind)
+    if "moe_intermediate_size" in fields:
+        described |= _experts(fields, given)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
     if "attention_multiplier" in fields:
         if (scale := fields["attention_multiplier"]) <= 0:
@@ -238,6 +244,16 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
             "final_logit_softcap": fields["final_logit_softcapping"],
         }
     return described
+
+
+def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of experts; transformers 5 writes their number under a name of its own."""
+    count, other = (given.get(name) for name in ("num_experts", "num_local_experts"))
+    if None not in (count, other) and count != other:
+        raise _unsupported("num_local_experts", other, f"num_experts is {count}")
+    count = fields["num_experts"] if count is other else count if other is None else other
+    kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields["norm_topk_prob"]}
+    return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
 
 
 def _biases(fields: Mapping[str, Any]) -> str:

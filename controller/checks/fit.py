@@ -145,10 +145,13 @@ def estimate_num_params(model: AnyModel) -> int:
     return matrix_weights(model) + model.vocab_size * model.dim * (1 if model.tie_word_embeddings else 2)
 
 
-def matrix_weights(model: Model) -> int:
-    """Return the number of weights in the matrices of all layers."""
+def matrix_weights(model: Model, *, per_token: bool = False) -> int:
+    """Return the number of weights in the matrices of all layers, or of those that a token takes."""
     attention = 2 * model.dim * model.head_dim * (model.num_heads + model.num_kv_heads)
     feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.mlp_dim
+    if model.experts is not None:
+        taken = model.experts.per_token if per_token else model.experts.count
+        feed_forward = taken * feed_forward + model.dim * model.experts.count
     if model.attention_form == "maha":
         attention += (model.maha.scales - 1) * model.dim * (2 * model.num_heads * model.head_dim + 3 * model.dim)
     return model.num_layers * (attention + feed_forward + 2 * _residual_weights(model))

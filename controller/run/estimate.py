@@ -239,12 +239,12 @@ def _counted_flops(config: Config) -> float | None:
 
 
 def token_flops(model: Model, sequence: int) -> float:
-    """Return the FLOPs of a token in an update: 6 per matrix weight, and attention to the tokens of its row.
+    """Return the FLOPs of a token in an update: 6 per matrix weight that it takes, and attention to its row's tokens.
 
     https://arxiv.org/abs/2204.02311, appendix B, as `trainer.telemetry.throughput`, which reports utilization.
     """
     pattern = model.attention_pattern
     local = [pattern[i % len(pattern)] in "Ll" for i in range(model.num_layers)]
     seen = sum(min(sequence, model.sliding_window) if is_local else sequence for is_local in local)
-    weights = matrix_weights(model) + model.vocab_size * model.dim
+    weights = matrix_weights(model, per_token=True) + model.vocab_size * model.dim
     return 6.0 * weights + 12.0 * model.num_heads * model.head_dim * seen

@@ -21,6 +21,7 @@ CLASSES = {
     "llama": "LlamaConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
     "gpt2": "GPT2Config",
     "mistral": "MistralConfig",
     "ministral": "MinistralConfig",

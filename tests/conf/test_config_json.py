@@ -67,9 +67,9 @@ def test_every_field_that_must_have_a_value_is_refused_with_another(kind):
         assert refusal(kind, **{name: {"other": 1}}).startswith(words)
     ignored = {name: "anything" for name, field in FIELDS[kind].items() if field.use == "ignored"}
     assert read(kind, **ignored) == read(kind)
-    message = refusal(kind, mystery=3, num_experts=8)
+    message = refusal(kind, mystery=3, num_moe_layers=8)
     assert message.startswith(
-        f"config.json: mystery, num_experts: unknown to {kind}; remove what does not change what "
+        f"config.json: mystery, num_moe_layers: unknown to {kind}; remove what does not change what "
     )
     assert "set model.config_json to a copy without it" in message
 
@@ -78,6 +78,8 @@ def test_every_field_that_must_have_a_value_is_refused_with_another(kind):
 def test_every_field_that_is_read_changes_the_model(kind):
     """Otherwise it would be read in name only."""
     layers = FIELDS[kind]["num_hidden_layers" if "num_hidden_layers" in FIELDS[kind] else "n_layer"].default
+    given: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 7}
+    given = given if FIELDS[kind].get("use_sliding_window", FIELDS[kind]["model_type"]).type_ is bool else {}
     others = {
         "layer_types": ["full_attention", "sliding_attention"] * (layers // 2),
         "rope_parameters": {"rope_theta": 77.0},
@@ -86,8 +88,6 @@ def test_every_field_that_is_read_changes_the_model(kind):
         "vocab_size": 9, "num_key_value_heads": 1, "sliding_window": 3, "max_window_layers": 2,
         "no_rope_layers": [1, 0] * (layers // 2),
     }  # fmt: skip
-    given: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 7} if kind != "gpt2" else {}
-    given = {name: value for name, value in given.items() if "use_sliding_window" in FIELDS[kind]}
     if kind == "gemma3_text":
         others["rope_parameters"] = {"full_attention": {"rope_theta": 77.0}}
     if kind == "olmo3":
@@ -233,10 +233,24 @@ def test_what_llama_cannot_be_is_named(fields, words):
         ("ministral3", {"rope_scaling": YARN}, "is not supported: set it in rope_parameters"),
         ("ministral3", {"layer_types": ["full_attention"] * 34}, "layer_types: unknown to ministral3"),
         ("gemma", {"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers: [0] is not supported: layers without experts are"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported: layers without experts"),
+        ("qwen3_moe", {"num_experts": 4, "num_local_experts": 8}, "num_local_experts: 8 is not supported: num_experts"),
+        ("qwen3_moe", {"num_experts": 4}, "per_token (8) must be at most count (4)"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts of qwen3_moe: Input should be greater than or equal to 2"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size of qwen3_moe: Input should be greater"),
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window: True is not supported: transformers 4 and 5"),
     ],
 )
 def test_what_a_family_cannot_be_is_named(kind, fields, words):
     assert words in refusal(kind, **fields)
+
+
+def test_layers_may_be_said_to_have_experts_and_their_number_has_two_names():
+    """transformers 5 writes num_local_experts."""
+    assert read("qwen3_moe", mlp_only_layers=[], decoder_sparse_step=1) == read("qwen3_moe")
+    assert read("qwen3_moe", num_experts=64) == read("qwen3_moe", num_local_experts=64)
+    assert read("qwen3_moe", num_local_experts=128) == read("qwen3_moe", num_experts=128) == read("qwen3_moe")
 
 
 def test_what_published_files_of_other_families_say():
@@ -437,6 +451,14 @@ READ_AND_IGNORED = {
     *("multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer"),
 }
 """Fields that a model of transformers reads and that change no logits of the decoder without dropout."""
+OF_EXPERTS = {
+    "router_aux_loss_coef",
+    "output_router_logits",
+    "intermediate_size",
+    "sliding_window",
+    "max_window_layers",
+}
+"""Further ones where all layers have experts and no layer a window: of another loss, and of other layers."""
 
 
 @pytest.mark.parametrize("kind", FIELDS)
@@ -445,7 +467,7 @@ def test_what_transformers_has_ever_written_is_known_and_what_is_ignored_changes
     assert len(written) > 40
     assert [name for name in written if name not in FIELDS[kind]] == []
     ignored = {name for name, field in FIELDS[kind].items() if field.use == "ignored"}
-    assert ignored & set(used) <= READ_AND_IGNORED
+    assert ignored & set(used) <= READ_AND_IGNORED | (OF_EXPERTS if kind == "qwen3_moe" else set())
 
 
 def differences(kind: str, fields: dict[str, Any]) -> dict[str, Any]:

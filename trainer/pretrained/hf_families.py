@@ -24,7 +24,7 @@ Arrays = tuple[np.ndarray, ...]
 class TensorMapping(NamedTuple):
     """One HF tensor and the weight it maps to. `ours` are keys of the tree, or of its "layers"."""
 
-    hf_name: str  # with {i} for the layer index
+    hf_name: str  # with {i} for the layer index, {j} for the expert's
     param_names: tuple[str, ...]
     read: Callable[[np.ndarray], Arrays]
     write: Callable[..., np.ndarray]
@@ -68,6 +68,7 @@ KEYS_BY_FAMILY = {
     "llama3": ROTARY_KEYS,
     "qwen2": ROTARY_KEYS | WINDOW_KEYS,
     "qwen3": ROTARY_KEYS | WINDOW_KEYS,
+    "qwen3_moe": ROTARY_KEYS | {"experts"},
     "gpt2": {"biases"},
     "mistral": ROTARY_KEYS | WINDOW_KEYS,
     "ministral": ROTARY_KEYS | WINDOW_KEYS,
@@ -85,7 +86,7 @@ BIASES_BY_FAMILY = {
     "gemma3": ("none", "attention"),
     "llama3": ("none", "attention", "mlp", "all"),
     "qwen2": ("qkv",),
-    "qwen3": ("none", "attention"),
+    **dict.fromkeys(("qwen3", "qwen3_moe"), ("none", "attention")),
     "gpt2": ("all",),
     "smollm3": ("none", "attention", "mlp", "all"),
     "granite": ("none", "attention", "mlp", "all"),
@@ -107,6 +108,7 @@ COMPUTE_KEYS = {
     "hyper",
     "maha",
     "lora",
+    "router_aux_loss_coef",
 }
 """Model keys without a counterpart in config.json: initial values, and how the model is computed."""
 
@@ -120,6 +122,8 @@ def family_of(cfg: Model) -> str | None:
         if cfg.biases not in BIASES_BY_FAMILY[name]:
             continue
         if not re.fullmatch(PATTERNS.get(name, "[LG]+"), cfg.attention_pattern):
+            continue
+        if ("experts" in said) != (cfg.experts is not None):
             continue
         if "rope_local_theta" in said and cfg.rope_local_theta is None:
             continue  # transformers would use its default
@@ -177,10 +181,43 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
             yield _with_shape(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm", shape)
     if cfg.biases in ("attention", "all"):
         yield _copied(f"{layer}self_attn.o_proj.bias", "output_bias")
+    if cfg.experts is not None:
+        yield from _expert_tensors(layer)
+        return
     for name in ("gate", "up", "down"):
         yield TensorMapping(f"{layer}mlp.{name}_proj.weight", (name,), lambda x: (x.T,), lambda x: x.T)
         if cfg.biases in ("mlp", "all"):
             yield _copied(f"{layer}mlp.{name}_proj.bias", f"{name}_bias")
+
+
+def _expert_tensors(layer: str) -> Iterator[TensorMapping]:
+    """Yield the router's tensor and one per expert and matrix: what transformers writes."""
+    yield TensorMapping(f"{layer}mlp.gate.weight", ("router",), lambda x: (x.T,), lambda x: x.T)
+    for name in ("gate", "up", "down"):
+        theirs = f"{layer}mlp.experts.{{j}}.{name}_proj.weight"
+        yield TensorMapping(theirs, (f"expert_{name}",), lambda x: (x.T,), lambda x: x.T)
+
+
+def packed_experts(cfg: Model) -> tuple[TensorMapping, ...]:
+    """Return the tensors of all experts of a layer, as transformers 5 computes with them, and writes if it is told to.
+
+    gate_up_proj is [experts, gate's outputs and then up's, dim].
+    """
+    if cfg.experts is None:
+        return ()
+
+    def split(x: np.ndarray) -> Arrays:
+        gate, up = np.split(x.swapaxes(1, 2), 2, axis=2)
+        return gate, up
+
+    def joined(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        return np.concatenate([gate, up], axis=2).swapaxes(1, 2)
+
+    experts, ours = "layers.{i}.mlp.experts.", ("expert_gate", "expert_up", "expert_down")
+    return (
+        TensorMapping(f"{experts}gate_up_proj", ours[:2], split, joined),
+        TensorMapping(f"{experts}down_proj", ours[2:], lambda x: (x.swapaxes(1, 2),), lambda x: x.swapaxes(1, 2)),
+    )
 
 
 def _fused_tensors(cfg: Model, layer: str) -> Iterator[TensorMapping]:
@@ -274,6 +311,11 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         written["attention_bias"] = True
     if cfg.biases in ("mlp", "all"):
         written["mlp_bias"] = True
+    if cfg.experts is not None:
+        written |= {
+            "moe_intermediate_size": cfg.mlp_dim, "num_experts": cfg.experts.count,
+            "num_experts_per_tok": cfg.experts.per_token, "norm_topk_prob": cfg.experts.norm_topk_prob,
+        }  # fmt: skip
     written |= _window_fields(cfg, letters, known)
     written |= {name: getattr(cfg, name) for name in MULTIPLIERS if name in known}
     if "attention_multiplier" in known:  # in the digits that a double holds for certain

@@ -22,7 +22,7 @@ from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_families import TensorMapping, tensor_mappings
+from trainer.pretrained.hf_families import TensorMapping, packed_experts, tensor_mappings
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -79,6 +79,9 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
             or the output layer of a tied model has other values than its embedding.
     """
     wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in _hf_names(tensor, cfg)}
+    packed = {name: tensor for tensor in packed_experts(cfg) for name in _hf_names(tensor, cfg)}
+    separate = {name for name in wanted if packed and ".experts." in name}
+    wanted |= packed
     names, table, params = frozenset({*wanted, HEAD}), weight_table(cfg), {}
     head: np.ndarray | None = None
 
@@ -106,8 +109,10 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
                 f"{folder}: config.json ties {HEAD} to {embedding.hf_name}, and the two tensors differ; set "
                 "tie_word_embeddings to false in a copy of the folder to train the model with both"
             )
-    if wanted:
-        missing = sorted(wanted)
+    unused = packed.keys() if packed.keys() <= wanted.keys() else separate
+    if not unused <= wanted.keys():
+        raise PretrainedError(f"{folder}: has experts both separate and packed; remove one of the two")
+    if missing := sorted(wanted.keys() - unused):
         raise PretrainedError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
     return params
 
@@ -165,8 +170,8 @@ def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[t
     for tensor in tensor_mappings(cfg):
         tree = params["layers"] if tensor.is_per_layer else params
         stacked = [np.asarray(tree[ours]) for ours in tensor.param_names]
-        for layer, name in enumerate(_hf_names(tensor, cfg)):
-            array = tensor.write(*([part[layer] for part in stacked] if tensor.is_per_layer else stacked))
+        for name in _hf_names(tensor, cfg):
+            array = tensor.write(*(part[_place(name)] for part in stacked))
             root = "" if name == "lm_head.weight" else "transformer." if cfg.norm == "layer" else "model."
             # a copy, because a view would keep all layers in memory
             yield f"{root}{name}", np.array(array, dtype=dtype and jnp.dtype(dtype), order="C")
@@ -193,19 +198,26 @@ def write_safetensors(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _hf_names(tensor: TensorMapping, cfg: Model) -> list[str]:
-    """Return the names of a mapped tensor: one, or one per layer."""
-    return [tensor.hf_name.format(i=i) for i in range(cfg.num_layers)] if tensor.is_per_layer else [tensor.hf_name]
+    """Return the names of a mapped tensor: one, or one per layer, or per layer and expert."""
+    if not tensor.is_per_layer:
+        return [tensor.hf_name]
+    experts = range(cfg.experts.count if cfg.experts is not None and "{j}" in tensor.hf_name else 1)
+    return [tensor.hf_name.format(i=i, j=j) for i in range(cfg.num_layers) for j in experts]
+
+
+def _place(name: str) -> tuple[int, ...]:
+    """Return a tensor's index in its weights: that of its layer, and of its expert, if it has one."""
+    return tuple(int(word) for word in name.split(".") if word.isdigit())
 
 
 def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray) -> None:
-    """Copy a tensor to its place; the first layer's tensor allocates the arrays of all layers."""
+    """Copy a tensor to its place; the first tensor of a weight allocates its array of all layers."""
     try:
         parts = tensor.read(array)
     except (ValueError, IndexError):
         parts = ()
-    shapes = [(table["layers"] if tensor.is_per_layer else table)[ours].shape for ours in tensor.param_names]
-    if tensor.is_per_layer:
-        shapes = [shape[1:] for shape in shapes]
+    place, tree = _place(name), table["layers"] if tensor.is_per_layer else table
+    shapes = [tree[ours].shape[len(place) :] for ours in tensor.param_names]
     if [part.shape for part in parts] != shapes or tensor.write(*parts).shape != array.shape:
         raise PretrainedError(f"{name}: the shape {array.shape} does not match config.json")
     for ours, part in zip(tensor.param_names, parts, strict=True):
@@ -216,7 +228,7 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
         if ours not in layers:
             layers[ours] = np.zeros(table["layers"][ours].shape, part.dtype)
         layers[ours], part = _with_one_dtype(layers[ours], part)
-        layers[ours][int(next(word for word in name.split(".") if word.isdigit()))] = part
+        layers[ours][place] = part
 
 
 def _with_one_dtype(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -100,6 +100,20 @@ class Maha(Strict):
     )
 
 
+class Experts(Strict):
+    """A feed-forward block of several, of which each token takes some. No token is dropped."""
+
+    count: int = Field(ge=2, le=4096, description="Experts of a layer.")
+    per_token: int = Field(ge=1, le=4096, description="Experts that a token takes, the likeliest of its router.")
+    norm_topk_prob: bool = Field(description="Divide the shares of a token's experts by their sum.")
+
+    @model_validator(mode="after")
+    def _a_token_takes_some(self) -> "Experts":
+        if self.per_token > self.count:
+            raise ValueError(f"per_token ({self.per_token}) must be at most count ({self.count})")
+        return self
+
+
 class Lora(Strict):
     """Adapters of frozen matrices (https://arxiv.org/abs/2106.09685). Names are those of PEFT's adapter_config.json."""
 
@@ -132,7 +146,7 @@ class Model(Strict):
     num_heads: int = Field(ge=1, le=1024, description="Number of query heads.")
     num_kv_heads: int = Field(ge=1, le=1024, description="Number of key and value heads. Must divide num_heads.")
     head_dim: int = Field(ge=2, le=1024, multiple_of=2, description="Width of one head.")
-    mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer.")
+    mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer, or of one expert.")
     vocab_size: int = Field(ge=2, le=4194304, description="Number of token IDs, at least the tokenizer's.")
 
     family: (
@@ -148,6 +162,13 @@ class Model(Strict):
         description="Normalize query and key heads. whole: all heads together, before rotation."
     )
     mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="Feed-forward block; the -glu ones are gated.")
+    experts: Experts | None = Field(default=None, description="Experts in all layers. null: one feed-forward block.")
+    router_aux_loss_coef: float = Field(
+        default=0.0,
+        ge=0,
+        description="With experts, of loop=lm: factor of the loss that balances them "
+        "(https://arxiv.org/abs/2101.03961), over the tokens that the devices compute together. 0: none.",
+    )
     biases: Literal["none", "qkv", "attention", "mlp", "all"] = Field(
         description="Projections with a bias. attention: qkv and the output projection. mlp: the feed-forward block's."
     )
@@ -258,6 +279,15 @@ class Model(Strict):
             for key, value in wanted.items():
                 if getattr(self, key) != value:
                     raise ValueError(f"attention_form maha needs {key} {value:{'' if isinstance(value, str) else 'g'}}")
+        if self.experts is not None:
+            allowed = {"mlp": ("swiglu", "geglu"), "biases": ("none", "qkv", "attention"), "implementation": (None,)}
+            for key, values in allowed.items():
+                if (value := getattr(self, key)) not in values:
+                    raise ValueError(f"experts: {key} {value} is not supported, only {', '.join(map(str, values))}")
+            if self.remat == "chunks":
+                raise ValueError("remat chunks is not supported with experts; use full")
+        elif self.router_aux_loss_coef:
+            raise ValueError("router_aux_loss_coef is of experts, and the model has none; use 0")
         if self.lora is not None and (self.attention_form != "causal" or self.implementation is not None):
             raise ValueError("lora: only attention_form causal of Slipway's own decoder has adapters; use null")
         return self
@@ -298,6 +328,7 @@ KEYS_FREE_OF_WEIGHTS = {
     "max_seq_len",
     "weights",
     "config_json",
+    "router_aux_loss_coef",
     "h_cycles",
     "l_cycles",
 }

@@ -33,7 +33,8 @@ def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
 
 def adapted_matrices(cfg: Model) -> dict[str, str]:
     """Return the matrices that may have an adapter, by their path."""
-    names = [name for name in INPUT_AXES if name != "gate" or cfg.mlp in ("geglu", "swiglu")]
+    gated, blocks = cfg.mlp in ("geglu", "swiglu"), ("gate", "up", "down")
+    names = [name for name in INPUT_AXES if name not in blocks or (cfg.experts is None and (name != "gate" or gated))]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
     return {f"layers.{name}": name for name in names} | outside
 
@@ -92,6 +93,7 @@ def _of_maha(cfg: Model) -> Iterator[str]:
 
 def _of_mlp(cfg: Model) -> Iterator[str]:
     matrices = ("gate", "up", "down") if cfg.mlp in ("geglu", "swiglu") else ("up", "down")
+    matrices = matrices if cfg.experts is None else ("router", "expert_gate", "expert_up", "expert_down")
     yield from _of_norm(cfg, "mlp_norm") if cfg.pre_norms else ()
     yield from matrices
     yield from (f"{name}_bias" for name in matrices if cfg.biases in ("mlp", "all"))
