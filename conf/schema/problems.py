@@ -123,7 +123,7 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
     if kind == "extra_forbidden":
         return ConfigProblem(".".join(path), unknown_key(raw, path, given))
     if given == "???":  # what Hydra's files write for a value that has to be given
-        about = next(_descriptions(path), "").partition(". ")[0].rstrip(".")
+        about = re.split(r"(?<!e\.g)\.(?: |$)", next(_descriptions(path), ""))[0]
         return ConfigProblem(key, f"is not set yet; write {key}=…{f' ({about})' if about else ''}")
     if kind == "invalid_key":
         reason = "a value stands where `key: value` belongs; a number has no comma, and a text with one is quoted"

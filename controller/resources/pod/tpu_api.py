@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from conf.schema.config import Config
 from conf.schema.topology import Topology, tpu_type_table, zone_region
@@ -279,16 +279,15 @@ ADVICE = PlaneAdvice(
 )
 
 
-@dataclass(frozen=True)
 class TpuApi:
     """Implements `Plane`."""
 
-    title: str = "the TPU API"
-    queues: frozenset[ProvisionerName] = frozenset({"queued"})
-    account_roles: tuple[str, ...] = ()
-    methods: PlaneMethods = METHODS
-    checks: PlaneChecks = CHECKS
-    advice: PlaneAdvice = ADVICE
+    title: ClassVar[str] = "the TPU API"
+    queues: ClassVar[frozenset[ProvisionerName]] = frozenset({"queued"})
+    account_roles: ClassVar[tuple[str, ...]] = ()
+    methods: ClassVar[PlaneMethods] = METHODS
+    checks: ClassVar[PlaneChecks] = CHECKS
+    advice: ClassVar[PlaneAdvice] = ADVICE
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "tpu.nodes.delete"

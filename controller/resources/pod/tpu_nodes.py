@@ -90,8 +90,7 @@ def wait_done(context: Context, operation: dict[str, Any], seconds: float | None
 def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
     """Wait for a deletion; return False if its operation cannot be read, so that the caller must look by itself.
 
-    Raises:
-        OperationFailedError: Google did not delete it.
+    Raises OperationFailedError if Google did not delete it.
     """
     try:
         wait_done(context, operation)
