@@ -140,9 +140,9 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
         return ""  # such as /usr/bin/env, which a worker has
     if not path.resolve().is_relative_to(root):
         return f"{script}: is outside {root}, which is what the workers get"
-    if path.is_dir() and not (path / "__main__.py").is_file():
+    if os.path.isdir(path) and not (path / "__main__.py").is_file():  # noqa: PTH112 (Path's raises for long names)
         return f"{script}: is a folder without __main__.py; name a file of it"
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110
         return f"{script}: there is no such file in {folder}{_near_programs(path, folder, root)}"
     if run_git(["check-ignore", "--quiet", script], folder).returncode == 0:
         return f"{script}: is ignored by git, so the workers would not get it; see .gitignore"

@@ -57,6 +57,7 @@ PROGRAMS = {
         (["timeout", "./plain.sh"], "error timeout: how long stands before the program: timeout 60m ./plain.sh"),
         (["timeout", "1h", "python", "plain.py"], None),
         (["timeout", "-s", "INT", "60", "python", "plain.py"], None),
+        (["python", "a" * 300], f"error {'a' * 300}: there is no such file in "),
         (["python", "books"], "error books: is a folder without __main__.py; name a file of it"),
         (["python", "beside.py"], "warning beside.py: is empty, so the run ends at once"),
         (["make", "train"], "warning make: there is no Makefile in "),
