@@ -80,7 +80,7 @@ def delete_if_unused(plan: Plan, context: Context, why: str) -> None:
     context.google.hurry()
     lease = pod_lease(plan, context)
     try:
-        if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).waiting_runs():
+        if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).is_taken(lease, context.poll_seconds):
             return
         _delete_if_idle(plan, context, lease, why)
     except GoogleError as error:
