@@ -127,7 +127,8 @@ def roles_exist(config: Config) -> Iterator[Issue]:
     for key in ("roles", "bucket_roles", "driver_roles"):
         for role in set(getattr(config.cloud, key)) - {*predefined_roles()}:
             near = get_close_matches(role, predefined_roles(), n=1, cutoff=0.93)
-            if near and not near[0].startswith(role):  # the beginning of another may be one itself
+            # the beginning of another may be one itself, and so may another with a word more: serviceAccountKeyAdmin
+            if near and not near[0].startswith(role) and abs(len(near[0]) - len(role)) < 3:
                 yield Issue(f"{role} is probably misspelled; did you mean {near[0]}?", f"cloud.{key}")
 
 

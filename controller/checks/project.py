@@ -93,6 +93,7 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         root = repository_root(Path.cwd()).resolve()
     except ConfigError:
         return  # it is reported when the code is read
+    here = config.cloud.kind in HERE_CLOUDS
     bare = words.key == "program.command" and _has_slipways_packages(config)
     own = config.env.packages in ("lock", "requirements")
     certain = None if words.certain else "warning"
@@ -105,7 +106,7 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         yield Issue(problem, words.key, certain)
     elif problem := program_words.text_problem(words.argv, root, is_run=words.key == "program.command"):
         yield Issue(problem, words.key, newer)
-    elif problem := program_words.program_doubt(words.argv, root, root, here=config.cloud.kind in HERE_CLOUDS):
+    elif problem := program_words.program_doubt(words.argv, root, root, here=here, certain=words.certain):
         yield Issue(problem, words.key, "warning")
     elif (found := program_words.program_file(words.argv, root)) is not None:
         file, imports_begin = found

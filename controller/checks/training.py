@@ -234,7 +234,10 @@ def metrics_are_logged(config: Config) -> Iterator[Issue]:
 def learning_rates_are_moderate(config: Config) -> Iterator[Issue]:
     """A lost minus makes 3e4 of 3e-4."""
     optimizer = config.optimizer
-    if config.program.kind == "trainer" and isinstance(lr := getattr(optimizer, "lr", None), float) and lr >= 1:
+    if config.program.kind != "trainer" or optimizer is None or optimizer.kind == "custom":  # Prodigy's, say, is 1
+        return
+    points = optimizer.schedule.points if optimizer.schedule.kind == "piecewise" else ()
+    if (lr := optimizer.lr * max((share for _, share in points), default=1.0)) >= 1:
         yield Issue(f"{lr:g} is a very high learning rate; is a minus missing, as in 3e-4?")
 
 

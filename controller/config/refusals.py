@@ -245,12 +245,14 @@ IN_OUR_WORDS = (
 
 def _no_such_key(name: str, key: str, extra_dir: Path | None, overrides: Sequence[str]) -> str:
     """Say why ${name} in a key has no value: its file has no base, or the name is a variable's or misspelled."""
+    from conf.schema.text_keys import types_at
     from controller.config.compose import NOT_SECRET, SECRET_NAME
     from controller.config.own_files import without_base
     from controller.config.run_yaml import PLACEHOLDER
 
     section = name.partition(".")[0]
-    if re.search(r"[*/+]|-\d+$", name):
+    before = re.sub(r"-\d+$", "", name)  # as of gpt-2, which is a name, unless it is a number's
+    if re.search(r"[*/+]", name) or (before != name and {int, float} & {*types_at((*before.split("."),))}):
         return COMPUTED.format()
     if file := without_base(section, extra_dir, overrides):
         return f"{file.shown}: lacks {name}; {base_cure(section, file)}"

@@ -140,9 +140,9 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
         return ""  # such as /usr/bin/env, which a worker has
     if not path.resolve().is_relative_to(root):
         return f"{script}: is outside {root}, which is what the workers get"
-    if path.is_dir() and not (path / "__main__.py").is_file():
+    if os.path.isdir(path) and not (path / "__main__.py").is_file():  # noqa: PTH112 (Path's raises for long names)
         return f"{script}: is a folder without __main__.py; name a file of it"
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110
         return f"{script}: there is no such file in {folder}{_near_programs(path, folder, root)}"
     if run_git(["check-ignore", "--quiet", script], folder).returncode == 0:
         return f"{script}: is ignored by git, so the workers would not get it; see .gitignore"
@@ -155,7 +155,7 @@ def _is_shipped(name: str, folder: Path) -> bool:
     return name.startswith("/") or PLACEHOLDER in name or ((folder / name).is_file() and not ignored)
 
 
-def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool) -> str:
+def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool, certain: bool = True) -> str:
     """Return why the workers may lack what the words name, or start what is no program; empty if nothing says so.
 
     Args:
@@ -163,18 +163,20 @@ def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool) 
         folder: where they start.
         root: the code that is shipped.
         here: whether this machine's files are the workers' too.
+        certain: whether no earlier words can make or fill files.
     """
     words, folder = started(argv, folder)
     script = script_of(words) or ""
     if PLACEHOLDER in script:
         return ""
-    if words[0] == "make" and not any(word.startswith("-") for word in words) and not [*folder.glob("*[mM]akefile")]:
+    plain = certain and words[0] == "make" and not any(word.startswith("-") for word in words)
+    if plain and not [*folder.glob("*[mM]akefile")]:
         return f"make: there is no Makefile in {folder}"
     if script.startswith("/") and not script.startswith(SYSTEM_PLACES) and not (here and Path(script).exists()):
         return f"{script}: is outside {root}, which is what the workers get; it must be on them already"
     if Path(words[0]).name.startswith("python") and Path(script).suffix not in OF_PYTHON:
         return f"{script}: is no Python by its name; python starts files such as {Path(script).stem}.py"
-    if script and (folder / script).is_file() and not (folder / script).stat().st_size:
+    if certain and script and (folder / script).is_file() and not (folder / script).stat().st_size:
         return f"{script}: is empty, so the run ends at once"
     return ""
 

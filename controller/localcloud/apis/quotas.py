@@ -119,8 +119,9 @@ def check_limits(limits: object) -> None:
     if not isinstance(limits, Mapping):
         raise ApiError(400, f"cloud.quotas: must be limits by name; known: {', '.join(known)}")
     for name in (name for name in limits if name not in known):
-        near = get_close_matches(str(name).lower().replace("_", "-"), {each.lower(): each for each in known}, n=3)
-        hint = f"closest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+        by_letters = {each.lower().replace("_", "-"): each for each in known}
+        near = get_close_matches(str(name).lower().replace("_", "-"), by_letters, n=3)
+        hint = f"closest: {', '.join(by_letters[each] for each in near)}" if near else f"known: {', '.join(known)}"
         raise ApiError(400, f"cloud.quotas: the emulated project has no quota {name!r}; {hint}")
     for name, limit in limits.items():
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:

@@ -312,5 +312,7 @@ def test_the_folder_of_this_machine_can_be_written(tmp_path: Path, monkeypatch: 
     assert said(tmp_path) == said(tmp_path / "new" / "deep") == said("~/new") == said("null") == []
     for place in ("file", "file/new"):
         assert said(tmp_path / place) == [f"{tmp_path}/file is a file; name a folder"]
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert said(tmp_path / "link" / "new") == [f"{tmp_path}/link is a link to nothing; name a folder"]
     monkeypatch.setattr("controller.checks.machine.os.access", lambda *_: False)
     assert said(tmp_path / "new") == [f"nothing can be written to {tmp_path}; name another folder"]

@@ -215,6 +215,7 @@ def test_the_page_of_the_first_run_lists_the_roles() -> None:
         ),
         (["cloud.bucket_roles=[roles/storage.objectadmin]"], ["did you mean roles/storage.objectAdmin?"]),
         (["cloud.roles=[roles/storage.objectUser,roles/artifactregistry.reader,roles/logging.admin]"], []),
+        (["cloud.roles=[roles/iam.serviceAccountKeyAdmin]"], []),
         (["cloud.roles=[roles/compute.instanceAdmin,projects/p/roles/tpuAdmin]"], []),
     ],
 )

@@ -240,6 +240,8 @@ def test_what_reads_no_reward_may_have_none(loss: str) -> None:
         ["+experiment=quickstart", "model.attention=splash", "model.implementation=mine:Family"],
         [*GCP, "network=default"],
         [*LM, "logging.log_interval=5", "optimizer.lr=0.5"],
+        [*LM, "optimizer.lr=1", "optimizer.schedule={kind: piecewise, points: [[0, 3e-4], [90, 0.0]]}"],
+        [*LM, "optimizer=custom", "optimizer.rule=optax.contrib:prodigy", "optimizer.lr=1"],
         [*GRPO, "loop.steps=3", "logging.log_interval=10"],
         ["+experiment=quickstart", "loop.steps=10", "logging.log_interval=20"],
         [*GCP, "tpu=v6e_8", "tpu.boot_disk_gb=300", "tpu.valid_until_hours=48"],

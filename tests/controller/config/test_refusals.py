@@ -85,6 +85,7 @@ def test_null_is_no_choice(name: str) -> None:
                 ("${round(loop.group_size)}", "${…} is one key's value, and nothing is computed"),
                 ("${loop.group_size", "no } closes the ${; a text with it is written \\${"),
                 ("${loop.group-size}", "there is no key loop.group-size"),
+                ("${assets.models.gpt-2}", "there is no key assets.models.gpt-2"),
             )
         ),
         ("data/mine.YAML", "kind: x", ["data=mine"], "data: no data named 'mine'; slipway/data/mine.YAML must be"),

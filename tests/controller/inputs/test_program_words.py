@@ -57,6 +57,7 @@ PROGRAMS = {
         (["timeout", "./plain.sh"], "error timeout: how long stands before the program: timeout 60m ./plain.sh"),
         (["timeout", "1h", "python", "plain.py"], None),
         (["timeout", "-s", "INT", "60", "python", "plain.py"], None),
+        (["python", "a" * 300], f"error {'a' * 300}: there is no such file in "),
         (["python", "books"], "error books: is a folder without __main__.py; name a file of it"),
         (["python", "beside.py"], "warning beside.py: is empty, so the run ends at once"),
         (["make", "train"], "warning make: there is no Makefile in "),
@@ -217,6 +218,8 @@ def test_what_other_words_may_make_or_use_is_less_certain(
         [ends] = said(*own[:1], f'program.command=[bash,-c,"{line}"]')
         assert ends.startswith("error program.command: ends with &, so nothing waits for the program")
     assert said(*own[:1], "program.command=[make,train]") == []
+    Path("Makefile").unlink()
+    assert said(*own[:1], "program.command=[make,train]", "program.setup=[[cmake,.]]") == []
     alone = said("program.command=[python,train.py]")
     assert alone == ["error program.command: program=trainer does not run it; add program=command, or leave it out"]
     beside = said("+experiment=quickstart", "program.command=[python,made.py]")

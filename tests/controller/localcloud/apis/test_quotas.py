@@ -174,6 +174,7 @@ def test_vms_with_tpus_draw_on_no_quota_of_cpus() -> None:
             {"PREEMPTIBLE_TPU_V6E": 4},
             "the emulated project has no quota 'PREEMPTIBLE_TPU_V6E'; closest: preemptible-tpu-",
         ),
+        ({"in_use_address": 4}, "the emulated project has no quota 'in_use_address'; closest: IN_USE_ADDRESSES"),
         ({"!": 4}, "the emulated project has no quota '!'; known: INSTANCES, "),
         ({"CPUS": -1}, "CPUS must be a whole number of at least 0, not -1"),
         ([3], "must be limits by name; known: INSTANCES, "),
