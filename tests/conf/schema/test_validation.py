@@ -60,16 +60,20 @@ COMMAND = ["program=command", "program.command=[a]"]
         *(
             (
                 [*TINY, f"{key}={typed}"],
-                f"{key}: must be {kind}, not '{typed}'; did you mean '{key}={meant}'?",
+                f"{key}: must be {kind}, not '{typed.strip(chr(39))}'; did you mean '{key}={meant}'?",
             )
             for key, kind, typed, meant in (
                 ("loop.steps", "a whole number", "1k", "1000"),
                 ("loop.steps", "a whole number", "1.5K", "1500"),
+                ("loop.steps", "a whole number", "'1,000'", "1000"),
                 ("optimizer.lr", "a number", "1/1000", "0.001"),
                 ("optimizer.lr", "a number", "0.1%", "0.001"),
                 ("budget.max_usd", "a number", "$20", "20.0"),
             )
         ),
+        ([*TINY, "tpu.capacity='[spot, on_demand]'"], "tpu.capacity: quotes make a text of a list or a mapping; leave"),
+        ([*TINY, "model.lora=8"], "model.lora: is a section with keys, not 8; set one of them, such as model.lora.r=…"),
+        ([*TINY, "loop.steps='0,001'"], "loop.steps: must be a whole number, not '0,001'"),
         ([*TINY, "loop.steps=1/3"], "loop.steps: must be a whole number, not '1/3'"),
         ([*TINY, "loop.steps=1e-4.0"], "loop.steps: must be a whole number, not '1e-4.0'"),
         ([*TINY, "optimizer.lr=1/0"], "optimizer.lr: must be a number, not '1/0'"),
