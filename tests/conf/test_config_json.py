@@ -84,7 +84,7 @@ def test_every_field_that_is_read_changes_the_model(kind):
         "layer_types": ["full_attention", "sliding_attention"] * (layers // 2),
         "rope_parameters": {"rope_theta": 77.0},
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        "hidden_size": 8192, "num_attention_heads": 64, "n_head": 6, "n_embd": 1536, "head_dim": 64, "n_inner": 5,
+        "hidden_size": 8192, "num_attention_heads": 64, "n_head": 6, "n_embd": 1536, "head_dim": 80, "n_inner": 5,
         "vocab_size": 9, "num_key_value_heads": 1, "sliding_window": 3, "max_window_layers": 2,
         "no_rope_layers": [1, 0] * (layers // 2),
     }  # fmt: skip
@@ -240,6 +240,7 @@ def test_what_llama_cannot_be_is_named(fields, words):
         ("qwen3_moe", {"num_experts": 0}, "num_experts of qwen3_moe: Input should be greater than or equal to 2"),
         ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size of qwen3_moe: Input should be greater"),
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window: True is not supported: transformers 4 and 5"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size: 8 is not supported"),
     ],
 )
 def test_what_a_family_cannot_be_is_named(kind, fields, words):
@@ -253,9 +254,17 @@ def test_layers_may_be_said_to_have_experts_and_their_number_has_two_names():
     assert read("qwen3_moe", num_local_experts=128) == read("qwen3_moe", num_experts=128) == read("qwen3_moe")
 
 
+def test_a_head_of_a_model_with_experts_has_its_share_of_the_width_unless_the_file_says_another():
+    """Transformers' class has no head_dim: its attention divides."""
+    assert read("qwen3_moe").head_dim == 2048 // 32
+    assert read("qwen3_moe", head_dim=128).head_dim == 128
+
+
 def test_what_published_files_of_other_families_say():
-    """Gemma 1's first files mean the other gelu; Microsoft's name code that transformers has as its own."""
+    """Gemma 1's first files mean the other gelu; Qwen3-Coder's name what it lacks; Microsoft's its own code."""
     assert read("gemma", hidden_act="gelu", hidden_activation=None) == read("gemma")
+    coder = {"shared_expert_intermediate_size": 0, "use_qk_norm": True, "qkv_bias": False}
+    assert read("qwen3_moe", **coder) == read("qwen3_moe")
     code = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
     assert read("phi3", auto_map=code) == read("phi3", auto_map=code | {"AutoTokenizer": "Xenova/gpt-4o"})
     found = read("phi3", max_position_embeddings=131072, rope_scaling=LONGROPE)
