@@ -15,7 +15,8 @@ from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
 from conf.hugging_face_fields import FIELDS
-from conf.hugging_face_rotation import ROPE_FIELDS, ROTATIONS
+from conf.hugging_face_rotation import ANY_ROTATION, ROTATIONS
+from conf.schema.training.layer_kinds import holders, layer_kinds, sized, stack_name
 from conf.schema.training.model import Model, family_switches
 
 Arrays = tuple[np.ndarray, ...]
@@ -28,10 +29,22 @@ class TensorMapping(NamedTuple):
     param_names: tuple[str, ...]
     read: Callable[[np.ndarray], Arrays]
     write: Callable[..., np.ndarray]
+    is_stacked: bool = False  # the tensor has all layers, as ours
 
     @property
     def is_per_layer(self) -> bool:
         return "{i}" in self.hf_name
+
+    @property
+    def in_layers(self) -> bool:
+        return self.is_per_layer or self.is_stacked
+
+    def names(self, cfg: Model) -> dict[str, int]:
+        """Return the tensor's names, one or one per layer, with their places in the stack."""
+        if not self.is_per_layer:
+            return {self.hf_name: 0}
+        layers = holders(cfg, self.param_names[0], range(cfg.num_layers))
+        return {self.hf_name.format(i=layer): place for place, layer in enumerate(layers)}
 
 
 def hf_config(cfg: Model) -> dict[str, Any]:
@@ -78,6 +91,10 @@ KEYS_BY_FAMILY = {
     "granite": ROTARY_KEYS | {"query_pre_attn_scalar", *MULTIPLIERS},
     "phi3": ROTARY_KEYS | WINDOW_KEYS | {"partial_rotary_factor"},
     "olmo3": ROTARY_KEYS | WINDOW_KEYS | {"rope_local_theta"},
+    "gemma4": ROTARY_KEYS
+    | WINDOW_KEYS
+    | {"rope_local_theta", "final_logit_softcap", "global_head_dim", "num_global_kv_heads", "num_kv_shared_layers"}
+    | {"use_double_wide_mlp", "per_layer_dim", "attention_k_eq_v"},
 }
 """Further model keys per family."""
 BIASES_BY_FAMILY = {
@@ -89,7 +106,7 @@ BIASES_BY_FAMILY = {
     "gpt2": ("all",),
     "smollm3": ("none", "attention", "mlp", "all"),
     "granite": ("none", "attention", "mlp", "all"),
-    **dict.fromkeys(("gemma", "olmo2", "olmo3"), ("none", "attention")),
+    **dict.fromkeys(("gemma", "olmo2", "olmo3", "gemma4"), ("none", "attention")),
     **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3"), ("none",)),
 }
 """Values of `model.biases` per family."""
@@ -123,9 +140,11 @@ def family_of(cfg: Model) -> str | None:
             continue
         if "rope_local_theta" in said and cfg.rope_local_theta is None:
             continue  # transformers would use its default
-        if (cfg.rope_scaling.kind if cfg.rope_scaling else "default") not in ROTATIONS.get(name, ROPE_FIELDS):
+        if (cfg.rope_scaling.kind if cfg.rope_scaling else "default") not in ROTATIONS.get(name, ANY_ROTATION):
             continue
         if name != "ministral3" and getattr(cfg.rope_scaling, "llama_4_scaling_beta", 0):
+            continue
+        if cfg.num_global_kv_heads is not None and not cfg.attention_k_eq_v:
             continue
         if all(getattr(cfg, key) == value for key, value in family_switches(name).items() if key not in free):
             return name
@@ -151,6 +170,45 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
     yield _copied("norm.weight", "final_norm")
     if not cfg.tie_word_embeddings:
         yield _copied("lm_head.weight", "unembedding")
+    if cfg.per_layer_dim:
+        yield from _per_layer_tables(cfg)
+    seen: set[tuple[str | None, ...]] = set()
+    for kind in dict.fromkeys(layer_kinds(cfg)):
+        for tensor in _layer_tensors(sized(cfg, kind), family):
+            stacks = tuple(stack_name(cfg, name, kind) for name in tensor.param_names)
+            if None not in stacks and stacks not in seen:
+                seen.add(stacks)
+                yield tensor._replace(param_names=stacks)
+
+
+def tensors_without_use(cfg: Model) -> set[str]:
+    """Return names of tensors that a checkpoint may have and the model does not compute with."""
+    shared = range(cfg.num_layers - cfg.num_kv_shared_layers, cfg.num_layers)
+    return {f"layers.{i}.self_attn.{part}.weight" for i in shared for part in ("k_proj", "v_proj", "k_norm", "v_norm")}
+
+
+def _per_layer_tables(cfg: Model) -> Iterator[TensorMapping]:
+    """Yield Gemma 4's tensors of all layers side by side, which are stacked here."""
+    layers, width = cfg.num_layers, cfg.per_layer_dim
+    yield TensorMapping(
+        "embed_tokens_per_layer.weight",
+        ("per_layer_table",),
+        lambda x: (x.reshape(-1, layers, width).swapaxes(0, 1),),
+        lambda x: x.swapaxes(0, 1).reshape(-1, layers * width),
+        is_stacked=True,
+    )
+    yield TensorMapping(
+        "per_layer_model_projection.weight",
+        ("per_layer_input",),
+        lambda x: (x.reshape(layers, width, -1).swapaxes(1, 2),),
+        lambda x: x.swapaxes(1, 2).reshape(layers * width, -1),
+        is_stacked=True,
+    )
+    yield _copied("per_layer_projection_norm.weight", "per_layer_norm")
+
+
+def _layer_tensors(cfg: Model, family: str) -> Iterator[TensorMapping]:
+    """Yield the tensors of a layer with the model's sizes."""
     layer = "layers.{i}."
     if cfg.pre_norms:
         yield _copied(f"{layer}input_layernorm.weight", "attention_norm")
@@ -178,9 +236,15 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
     if cfg.biases in ("attention", "all"):
         yield _copied(f"{layer}self_attn.o_proj.bias", "output_bias")
     for name in ("gate", "up", "down"):
-        yield TensorMapping(f"{layer}mlp.{name}_proj.weight", (name,), lambda x: (x.T,), lambda x: x.T)
+        yield _turned(f"{layer}mlp.{name}_proj.weight", name)
         if cfg.biases in ("mlp", "all"):
             yield _copied(f"{layer}mlp.{name}_proj.bias", f"{name}_bias")
+    if cfg.per_layer_dim:
+        yield _turned(f"{layer}per_layer_input_gate.weight", "per_layer_gate")
+        yield _turned(f"{layer}per_layer_projection.weight", "per_layer_output")
+        yield _copied(f"{layer}post_per_layer_input_norm.weight", "post_per_layer_norm")
+    if cfg.layer_scalars:
+        yield _with_shape(f"{layer}layer_scalar", "layer_scale", (), joined=(1,))
 
 
 def _fused_tensors(cfg: Model, layer: str) -> Iterator[TensorMapping]:
@@ -200,7 +264,7 @@ def _fused_tensors(cfg: Model, layer: str) -> Iterator[TensorMapping]:
     yield TensorMapping(
         f"{layer}mlp.gate_up_proj.weight", ("gate", "up"), lambda x: tuple(part.T for part in halves(x)), joined
     )
-    yield TensorMapping(f"{layer}mlp.down_proj.weight", ("down",), lambda x: (x.T,), lambda x: x.T)
+    yield _turned(f"{layer}mlp.down_proj.weight", "down")
 
 
 def _gpt2_tensors(cfg: Model) -> Iterator[TensorMapping]:
@@ -227,6 +291,10 @@ def _gpt2_tensors(cfg: Model) -> Iterator[TensorMapping]:
 
 def _copied(theirs: str, ours: str) -> TensorMapping:
     return TensorMapping(theirs, (ours,), lambda x: (x,), lambda x: x)
+
+
+def _turned(theirs: str, ours: str) -> TensorMapping:
+    return TensorMapping(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
 
 
 def _with_shape(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[int, ...] = (-1,)) -> TensorMapping:
@@ -290,15 +358,31 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         written |= {
             "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # must be an integer
             "attn_logit_softcapping": cfg.attn_logit_softcap,
-            "final_logit_softcapping": cfg.final_logit_softcap,
         }
+    if "final_logit_softcapping" in known:
+        written["final_logit_softcapping"] = cfg.final_logit_softcap
     if "rope_local_base_freq" in known and cfg.rope_local_theta is not None:
         written["rope_local_base_freq"] = cfg.rope_local_theta
     elif kind in BY_LAYER_TYPE:  # transformers 5; version 4 reads the fields above
         everywhere = written.get("rope_scaling", {"rope_type": "default"}) | {"rope_theta": cfg.rope_theta}
         local = {"rope_type": "default", "rope_theta": cfg.rope_local_theta}
         written["rope_parameters"] = {"full_attention": everywhere, "sliding_attention": local}
-    return written
+    return written | _gemma4_fields(cfg, written) if kind == "gemma4_text" else written
+
+
+def _gemma4_fields(cfg: Model, written: dict[str, Any]) -> dict[str, Any]:
+    """Return what Gemma 4 says of its layers; removes from `written` what its class has in rope_parameters only."""
+    for name in ("rope_theta", "rope_scaling"):
+        written.pop(name, None)
+    return {
+        "global_head_dim": cfg.global_head_dim or cfg.head_dim,
+        "num_global_key_value_heads": cfg.num_global_kv_heads,
+        "attention_k_eq_v": cfg.attention_k_eq_v,
+        "num_kv_shared_layers": cfg.num_kv_shared_layers,
+        "use_double_wide_mlp": cfg.use_double_wide_mlp,
+        "hidden_size_per_layer_input": cfg.per_layer_dim,
+        "vocab_size_per_layer_input": cfg.vocab_size,
+    }
 
 
 def _window_fields(cfg: Model, letters: str, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,12 @@ import numpy as np
 from etils import epath
 from safetensors import SafetensorError, safe_open
 
-from conf.hugging_face_fields import UNQUANTIZED
+from conf.hugging_face_base import UNQUANTIZED
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_families import TensorMapping, tensor_mappings
+from trainer.pretrained.hf_families import TensorMapping, tensor_mappings, tensors_without_use
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -36,7 +36,8 @@ NAME_PREFIXES = (
 )
 """Prefixes of the decoder's tensors."""
 SKIPPED = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector)\..*"  # images are not read
+    r"(model\.)?(vision_tower|multi_modal_projector|vision_embedder|embed_vision)\..*"  # images are not read
+    r"|(model\.)?(audio_tower|embed_audio)\..*"  # nor is sound
     r"|.*\.rotary_emb\.inv_freq"  # buffers, which config.json determines
     r"|.*\.attn\.(masked_)?bias"  # GPT-2's causal mask
 )
@@ -78,14 +79,16 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
         PretrainedError: a shard is missing or truncated, a tensor is missing, unknown, quantized or has another shape,
             or the output layer of a tied model has other values than its embedding.
     """
-    wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in _hf_names(tensor, cfg)}
+    wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in tensor.names(cfg)}
+    places = {name: place for tensor in tensor_mappings(cfg) for name, place in tensor.names(cfg).items()}
     names, table, params = frozenset({*wanted, HEAD}), weight_table(cfg), {}
+    useless = tensors_without_use(cfg)
     head: np.ndarray | None = None
 
     def is_read(name: str) -> bool:
         if _decoder_name(name, names) is not None:
             return True
-        if SKIPPED.fullmatch(name):
+        if SKIPPED.fullmatch(name) or _decoder_name(name, useless) is not None:
             return False
         raise PretrainedError(f"{folder}: the tensor {name} is of no part of the model that config.json describes")
 
@@ -96,11 +99,11 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
             continue
         if known not in wanted:
             raise PretrainedError(f"{folder}: the tensor {name} is there twice, in two files or under two prefixes")
-        _copy_into_params(params, table, known, wanted.pop(known), array)
+        _copy_into_params(params, table, known, wanted.pop(known), array, places[known])
     if head is not None:
         embedding = next(tensor for tensor in tensor_mappings(cfg) if tensor.param_names == (EMBEDDING,))
         if wanted.pop(embedding.hf_name, None):
-            _copy_into_params(params, table, HEAD, embedding, head)
+            _copy_into_params(params, table, HEAD, embedding, head, 0)
         elif not np.array_equal(*_with_one_dtype(head, params[EMBEDDING])):
             raise PretrainedError(
                 f"{folder}: config.json ties {HEAD} to {embedding.hf_name}, and the two tensors differ; set "
@@ -146,8 +149,8 @@ def _plan_shards(params: Params, cfg: Model, dtype: str | None) -> list[int]:
     """Return how many tensors each shard has, in the order of `_iter_hf_arrays`."""
     shards, size = [0], 0
     for tensor in tensor_mappings(cfg):
-        tree = params["layers"] if tensor.is_per_layer else params
-        names = _hf_names(tensor, cfg)
+        tree = params["layers"] if tensor.in_layers else params
+        names = tensor.names(cfg)
         for _ in names:
             arrays = [tree[ours] for ours in tensor.param_names]
             items = (math.prod(x.shape) * (jnp.dtype(dtype) if dtype else x.dtype).itemsize for x in arrays)
@@ -163,10 +166,10 @@ def _plan_shards(params: Params, cfg: Model, dtype: str | None) -> list[int]:
 def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and the array of every tensor; all layers of a weight follow each other, so it is read once."""
     for tensor in tensor_mappings(cfg):
-        tree = params["layers"] if tensor.is_per_layer else params
+        tree = params["layers"] if tensor.in_layers else params
         stacked = [np.asarray(tree[ours]) for ours in tensor.param_names]
-        for layer, name in enumerate(_hf_names(tensor, cfg)):
-            array = tensor.write(*([part[layer] for part in stacked] if tensor.is_per_layer else stacked))
+        for name, place in tensor.names(cfg).items():
+            array = tensor.write(*([part[place] for part in stacked] if tensor.is_per_layer else stacked))
             root = "" if name == "lm_head.weight" else "transformer." if cfg.norm == "layer" else "model."
             # a copy, because a view would keep all layers in memory
             yield f"{root}{name}", np.array(array, dtype=dtype and jnp.dtype(dtype), order="C")
@@ -192,31 +195,28 @@ def write_safetensors(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
             out.write(array.reshape(-1).view(np.uint8).data)
 
 
-def _hf_names(tensor: TensorMapping, cfg: Model) -> list[str]:
-    """Return the names of a mapped tensor: one, or one per layer."""
-    return [tensor.hf_name.format(i=i) for i in range(cfg.num_layers)] if tensor.is_per_layer else [tensor.hf_name]
-
-
-def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray) -> None:
-    """Copy a tensor to its place; the first layer's tensor allocates the arrays of all layers."""
+def _copy_into_params(
+    params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray, place: int
+) -> None:
+    """Copy a tensor to its place in the stack; the first layer's tensor allocates the arrays of all layers."""
     try:
         parts = tensor.read(array)
     except (ValueError, IndexError):
         parts = ()
-    shapes = [(table["layers"] if tensor.is_per_layer else table)[ours].shape for ours in tensor.param_names]
+    shapes = [(table["layers"] if tensor.in_layers else table)[ours].shape for ours in tensor.param_names]
     if tensor.is_per_layer:
         shapes = [shape[1:] for shape in shapes]
     if [part.shape for part in parts] != shapes or tensor.write(*parts).shape != array.shape:
         raise PretrainedError(f"{name}: the shape {array.shape} does not match config.json")
     for ours, part in zip(tensor.param_names, parts, strict=True):
+        layers = params.setdefault("layers", {}) if tensor.in_layers else params
         if not tensor.is_per_layer:
-            params[ours] = np.ascontiguousarray(part)
+            layers[ours] = np.ascontiguousarray(part)
             continue
-        layers = params.setdefault("layers", {})
         if ours not in layers:
             layers[ours] = np.zeros(table["layers"][ours].shape, part.dtype)
         layers[ours], part = _with_one_dtype(layers[ours], part)
-        layers[ours][int(next(word for word in name.split(".") if word.isdigit()))] = part
+        layers[ours][place] = part
 
 
 def _with_one_dtype(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

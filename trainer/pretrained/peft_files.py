@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from conf.schema.training.layer_kinds import plain_name
 from conf.schema.training.model import AnyModel, Lora, Model
 from trainer.models.decoder_weights import INPUT_AXES
 from trainer.models.weights import Params, weight_table
@@ -140,10 +141,10 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
         if not tensor.is_per_layer:
             yield _Adapter(module, {name: table[name].shape[0] for name in adapted}, adapted, None)
             continue
-        shapes = {name: table["layers"][name].shape[1 + INPUT_AXES[name] :] for name in tensor.param_names}
+        shapes = {name: table["layers"][name].shape[1 + INPUT_AXES[plain_name(name)] :] for name in tensor.param_names}
         outputs = {name: math.prod(shape) for name, shape in shapes.items()}
-        for layer in range(cfg.num_layers):
-            yield _Adapter(f"model.{module.format(i=layer)}", outputs, adapted, layer)
+        for name, place in tensor.names(cfg).items():
+            yield _Adapter(f"model.{name.removesuffix('.weight')}", outputs, adapted, place)
 
 
 def _to_peft(params: Params, adapter: _Adapter, lora: Lora) -> tuple[np.ndarray, np.ndarray]:

@@ -64,8 +64,17 @@ class LongRopeScaling(Strict):
     attention_factor: float = Field(gt=0, description="Rotated queries and keys are multiplied by this.")
 
 
+class ProportionalRopeScaling(Strict):
+    """Gemma 4's: the first frequencies of whole heads, divided by `factor`; the other entries are not rotated."""
+
+    kind: Literal["proportional"]
+    factor: float = Field(ge=1, description="Factor by which the context is extended.")
+    partial_rotary_factor: float = Field(gt=0, le=1, description="Share of the frequencies.")
+
+
 RopeScaling = Annotated[
-    LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling, Field(discriminator="kind")
+    LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling | ProportionalRopeScaling,
+    Field(discriminator="kind"),
 ]
 
 
@@ -133,10 +142,27 @@ class Model(Strict):
     num_kv_heads: int = Field(ge=1, le=1024, description="Number of key and value heads. Must divide num_heads.")
     head_dim: int = Field(ge=2, le=1024, multiple_of=2, description="Width of one head.")
     mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer.")
+    global_head_dim: int | None = Field(
+        default=None, ge=2, le=1024, multiple_of=2, description="head_dim of global layers. null: the same."
+    )
+    num_global_kv_heads: int | None = Field(
+        default=None, ge=1, le=1024, description="num_kv_heads of global layers. null: the same."
+    )
+    num_kv_shared_layers: int = Field(
+        default=0,
+        ge=0,
+        le=511,
+        description="This many last layers take keys and values of the last layer before them with the same letter.",
+    )
+    use_double_wide_mlp: bool = Field(default=False, description="Those layers have mlp_dim twice.")
+    per_layer_dim: int = Field(
+        default=0, ge=0, le=65536, description="Width of an embedding of the tokens that each layer has. 0: none."
+    )
     vocab_size: int = Field(ge=2, le=4194304, description="Number of token IDs, at least the tokenizer's.")
 
     family: (
-        Literal["mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3"] | None
+        Literal["mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3", "gemma4"]
+        | None
     ) = Field(default=None, description="Whose config.json an export has. null: the first that can say these switches.")
     norm: Literal["rms", "rms_plus_one", "rms_plain", "layer"] = Field(
         description="rms: with a gain. rms_plus_one: gain 1 + weight. rms_plain: no weight. layer: LayerNorm with bias."
@@ -147,6 +173,11 @@ class Model(Strict):
     qk_norm: Literal["none", "before_rotation", "after_rotation", "whole"] = Field(
         description="Normalize query and key heads. whole: all heads together, before rotation."
     )
+    value_norm: bool = Field(default=False, description="Normalize value heads, without a gain.")
+    attention_k_eq_v: bool = Field(
+        default=False, description="The values of global layers are their keys before norm and rotation."
+    )
+    layer_scalars: bool = Field(default=False, description="Multiply each layer's output by a constant of its weights.")
     mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="Feed-forward block; the -glu ones are gated.")
     biases: Literal["none", "qkv", "attention", "mlp", "all"] = Field(
         description="Projections with a bias. attention: qkv and the output projection. mlp: the feed-forward block's."
@@ -238,6 +269,18 @@ class Model(Strict):
         return self
 
     @model_validator(mode="after")
+    def _layers_have_keys(self) -> "Model":
+        if self.num_heads % (self.num_global_kv_heads or 1):
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must be a multiple of num_global_kv_heads ({self.num_global_kv_heads})"
+            )
+        shared = self.num_kv_shared_layers
+        letters = (self.attention_pattern * self.num_layers)[: self.num_layers]
+        if shared and not {*letters[-shared:]} <= {*letters[:-shared]}:
+            raise ValueError(f"num_kv_shared_layers ({shared}) leaves no layer with keys for some of the last ones")
+        return self
+
+    @model_validator(mode="after")
     def _rotation_suits_the_head(self) -> "Model":
         if self.rotated_dim < 2 or self.rotated_dim % 2:
             raise ValueError(f"partial_rotary_factor x head_dim must be an even number, not {self.rotated_dim}")
@@ -251,6 +294,10 @@ class Model(Strict):
     def _forms_suit_the_model(self) -> "Model":
         if self.qk_norm == "whole" and self.norm == "rms_plain":
             raise ValueError("qk_norm whole needs a norm with weights, not rms_plain")
+        if self.attention_form == "maha" or self.residual != "plain":
+            for key in ("global_head_dim", "num_global_kv_heads", "num_kv_shared_layers", "per_layer_dim"):
+                if getattr(self, key):
+                    raise ValueError(f"{key} needs attention_form causal and residual plain")
         if self.residual == "mhc_lite" and self.hyper.streams > 5:
             raise ValueError(f"residual mhc_lite has streams! permutations: hyper.streams ({self.hyper.streams}) > 5")
         if self.attention_form == "maha":
