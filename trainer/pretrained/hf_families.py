@@ -327,7 +327,7 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         "intermediate_size": cfg.mlp_dim,
         "max_position_embeddings": cfg.max_seq_len,
         "rms_norm_eps": cfg.norm_eps,
-        "hidden_act" if known["hidden_act"].use == "fixed" else "hidden_activation": (
+        "hidden_act" if "hidden_act" in known and known["hidden_act"].use == "fixed" else "hidden_activation": (
             "gelu_pytorch_tanh" if gemma else "silu"
         ),
         "rope_theta": cfg.rope_theta,
