@@ -1,14 +1,13 @@
 """Read Hugging Face's config.json into our model config: completely, defaults of its class included, or not at all."""
 
-import math
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, get_args
+from types import NoneType
+from typing import Any
 
 from pydantic import ValidationError
 
 from conf.hugging_face_base import UnknownArchitectureError as UnknownArchitectureError
-from conf.hugging_face_base import unsupported
+from conf.hugging_face_base import require, unsupported
 from conf.hugging_face_fields import FIELDS
 from conf.hugging_face_gemma4 import GEMMA4_TEXT, gemma4_layers
 from conf.hugging_face_rotation import (
@@ -23,9 +22,9 @@ from conf.hugging_face_rotation import (
 from conf.schema.training.model import Model, family_switches
 
 CLASSES = {
-    "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral",
-    "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3", "olmo2": "Olmo2",
-    "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
+    "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
+    "mistral": "Mistral", "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3",
+    "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {
@@ -72,6 +71,10 @@ GPT2_NAMES = {
     "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
 }  # fmt: skip
 
+EXPERTS_NAMES = THEIR_NAMES | {
+    "mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok",
+}  # fmt: skip
+
 
 def without_unknown_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json without the fields that its family's table lacks."""
@@ -107,8 +110,8 @@ def model_from_config(config: Any, **compute: Any) -> Model:
         return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
     except ValidationError as error:
         found = error.errors()[0]
-        names = GPT2_NAMES if kind == "gpt2" else THEIR_NAMES
-        key = ".".join(names.get(str(part), str(part)) for part in found["loc"]) or "model"
+        names = GPT2_NAMES if kind == "gpt2" else EXPERTS_NAMES if "experts" in described else THEIR_NAMES
+        key = ".".join(names.get(str(part), str(part)) for part in found["loc"] if part != "experts") or "model"
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
@@ -152,7 +155,7 @@ def _fields(config: Mapping[str, Any], kind: str, outer: str = "") -> dict[str, 
         field = table[name]
         if field.use == "fixed" and not any(_is_same(value, known) for known in (field.default, *field.allowed)):
             raise unsupported(prefix + name, value, field.note)
-        _require(prefix + name, value, field.type_)
+        require(prefix + name, value, field.type_)
     found = {name: config.get(name, field.default) for name, field in table.items()}
     if found["model_type"] not in ("", kind):
         raise unsupported(f"{prefix}model_type", found["model_type"], f"{kind} was expected")
@@ -163,37 +166,9 @@ def _fields(config: Mapping[str, Any], kind: str, outer: str = "") -> dict[str, 
     return found
 
 
-TYPE_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    Mapping: "a mapping",
-    NoneType: "null",
-}
-"""What messages call the types of JSON."""
-
-
 def _is_same(value: Any, other: Any) -> bool:
     """Return whether two values are equal; unlike in Python, true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _require(name: str, value: Any, type_: type | UnionType) -> None:
-    """Raise UnknownArchitectureError unless the value has the type, as transformers 5 does; it also refuses 1 for 1.0.
-
-    https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/dataclasses.py, type_validator
-    """
-    kinds = get_args(type_) or (type_,)
-    if isinstance(value, bool):
-        fits = bool in kinds or object in kinds
-    elif isinstance(value, int | float) and float in kinds:
-        fits = -math.inf < value < math.inf
-    else:
-        fits = isinstance(value, type_)
-    if not fits:
-        raise unsupported(name, value, f"{' or '.join(TYPE_WORDS[kind] for kind in kinds)} is required")
 
 
 def _gpt2_model(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,6 +209,8 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     }
     if (found := FIELDS[kind].get("sliding_window")) is not None and found.use == "read":
         described |= _windows(fields, kind)
+    if "num_experts_per_tok" in fields:
+        described |= _experts(fields, given)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
     if "attention_multiplier" in fields:
         if (scale := fields["attention_multiplier"]) <= 0:
@@ -248,6 +225,16 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     if "final_logit_softcapping" in fields:
         described["final_logit_softcap"] = fields["final_logit_softcapping"]
     return described | (gemma4_layers(fields, described["attention_pattern"]) if kind in GEMMA4_TEXT else {})
+
+
+def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of experts; transformers 5 writes their number under a name of its own."""
+    count, other = (given.get(name) for name in ("num_experts", "num_local_experts"))
+    if None not in (count, other) and count != other:
+        raise unsupported("num_local_experts", other, f"num_experts is {count}")
+    count = fields["num_experts"] if count is other else count if other is None else other
+    kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields["norm_topk_prob"]}
+    return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
 
 
 def _biases(fields: Mapping[str, Any]) -> str:
@@ -312,7 +299,7 @@ def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dic
         why = f"{kind} has {'one entry per layer type' if kind in BY_LAYER_TYPE else 'one for all layers'}"
         raise unsupported("rope_parameters", new, why)
     for name in LAYER_TYPES:
-        _require(f"rope_parameters.{name}", new.get(name), Mapping | NoneType)
+        require(f"rope_parameters.{name}", new.get(name), Mapping | NoneType)
     everywhere = dict((new.get("full_attention") if nested else new) or {})
     local = dict((new.get("sliding_attention") if nested else None) or {})
     if other := new.keys() - LAYER_TYPES.keys() if nested else ():
@@ -356,7 +343,7 @@ def _either(parameters: Mapping[str, Any], name: str, fields: Mapping[str, Any],
 def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) -> dict[str, Any] | None:
     """Return `model.rope_scaling` for rope_parameters or rope_scaling, with transformers' defaults."""
     for name, value in parameters.items():
-        _require(f"rotary {name}", value, ROPE_TYPES.get(name, object))
+        require(f"rotary {name}", value, ROPE_TYPES.get(name, object))
     kind, older = parameters.get("rope_type"), parameters.get("type")
     if kind and older and kind != older:
         raise unsupported("rotary type", older, f"rope_type is {kind!r}")

@@ -1,8 +1,9 @@
 """Fields of config.json: what we do with them, and those that all families have, or all with rotary positions."""
 
+import math
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 
 class Field(NamedTuple):
@@ -37,6 +38,34 @@ def unsupported(name: str, value: Any, why: str) -> UnknownArchitectureError:
     text = repr(value)
     shown = text if len(text) <= 60 else f"{text[:57]}…"
     return UnknownArchitectureError(f"config.json: {name}: {shown} is not supported: {why}")
+
+
+TYPE_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    Mapping: "a mapping",
+    NoneType: "null",
+}
+"""What messages call the types of JSON."""
+
+
+def require(name: str, value: Any, type_: type | UnionType) -> None:
+    """Raise UnknownArchitectureError unless the value has the type, as transformers 5 does; it also refuses 1 for 1.0.
+
+    https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/dataclasses.py, type_validator
+    """
+    kinds = get_args(type_) or (type_,)
+    if isinstance(value, bool):
+        fits = bool in kinds or object in kinds
+    elif isinstance(value, int | float) and float in kinds:
+        fits = -math.inf < value < math.inf
+    else:
+        fits = isinstance(value, type_)
+    if not fits:
+        raise unsupported(name, value, f"{' or '.join(TYPE_WORDS[kind] for kind in kinds)} is required")
 
 
 UNQUANTIZED = (

@@ -168,6 +168,21 @@ PHI3 = (
 
 QWEN3 = QWEN2 | {"head_dim": _read(128), "attention_bias": _read(False)}
 
+ALL_EXPERTS = "layers without experts are not supported"
+QWEN3_MOE = {name: field for name, field in QWEN3.items() if name != "layer_types"} | {
+    "use_sliding_window": _fixed(False, "transformers 4 and 5 give other layers a window"),
+    **_ignored("of windows, which no layer has", sliding_window=4096, max_window_layers=28),
+    **{name: _read(size) for name, size in (("hidden_size", 2048), ("num_hidden_layers", 24), ("head_dim", 128))},
+    **{name: _read(size) for name, size in (("moe_intermediate_size", 768), ("num_experts_per_tok", 8))},
+    **{name: _read(128) for name in ("num_experts", "num_local_experts")},
+    "num_key_value_heads": _read(4),
+    "norm_topk_prob": _read(False),
+    "decoder_sparse_step": _fixed(1, ALL_EXPERTS),
+    "mlp_only_layers": _fixed(None, ALL_EXPERTS, []),
+    **_ignored("the width of layers without experts", intermediate_size=6144),
+    **_ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
+}
+
 GEMMA2 = ROTARY | {
     "vocab_size": _read(256000),
     "hidden_size": _read(2304),
@@ -267,6 +282,7 @@ FIELDS = {
     "llama": LLAMA,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
     "gpt2": GPT2,
     "mistral": MISTRAL,
     "ministral": MINISTRAL,

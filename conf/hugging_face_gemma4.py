@@ -22,6 +22,7 @@ GEMMA4_UNIFIED = ROTARY | {
     "layer_types": read(None, list | None),
     "final_logit_softcapping": read(None, float | None),
     "use_bidirectional_attention": fixed("vision", "the decoder is causal; vision is of images only", None),
+    "is_causal": fixed(True, "the decoder is causal"),
     "attention_k_eq_v": read(False),
     "num_kv_shared_layers": read(0),
     "use_double_wide_mlp": read(False),

@@ -20,7 +20,10 @@ def main() -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looks for them in every installed package
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     try:
-        _leave_out_the_working_directory()
+        # `python -m` searches the working folder first, and it may hold packages named conf or trainer
+        here = Path.cwd()
+        if here != Path(__file__).resolve().parents[1]:
+            sys.path[:] = [entry for entry in sys.path if Path(entry or here).resolve() != here]
     except FileNotFoundError:
         print("error: the working folder has been deleted; change to one that exists", file=sys.stderr)
         return 2
@@ -45,13 +48,6 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-
-
-def _leave_out_the_working_directory() -> None:
-    """Remove it from sys.path: `python -m` searches it first, and it may hold packages named conf or trainer."""
-    here = Path.cwd()
-    if here != Path(__file__).resolve().parents[1]:
-        sys.path[:] = [entry for entry in sys.path if Path(entry or here).resolve() != here]
 
 
 if __name__ == "__main__":

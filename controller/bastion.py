@@ -11,8 +11,9 @@ from typing import Any
 
 from conf.schema.config import Config
 from conf.schema.validation import validate
+from controller.config.compose import sound
 from controller.connect import POLL_SECONDS, make_context
-from controller.core.errors import ConfigError, SlipwayError
+from controller.core.errors import SlipwayError
 from controller.core.json_documents import load
 from controller.core.this_process import Clock
 from controller.gcp.client import GoogleClient
@@ -84,9 +85,7 @@ def local_config(recorded: dict[str, Any], home: Path) -> Config:
     Raises:
         ConfigError: another version of Slipway recorded the config.
     """
-    config, problems = validate(recorded)
-    if config is None or problems:
-        raise ConfigError(problems)
+    config = sound(validate(recorded))
     changed: dict[str, Any] = {"run": config.run.model_copy(update={"state_dir": str(home)})}
     if config.ssh.method == "auto" and len(config.regions) == 1:
         changed["ssh"] = config.ssh.model_copy(update={"method": "internal"})

@@ -1,5 +1,6 @@
 """The layout of the repository: small folders, and a known test for every module."""
 
+import ast
 import re
 import subprocess
 from collections import Counter
@@ -33,6 +34,15 @@ def _mirror(module: PurePosixPath) -> PurePosixPath:
 def test_folders_are_small(files: list[PurePosixPath]) -> None:
     sizes = Counter(str(file.parent) for file in files if file.name != "__init__.py")
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def test_folders_say_what_they_are(files: list[PurePosixPath]) -> None:
+    """What lives there, what does not, and what it may import; paths that they name exist."""
+    for file in (file for file in files if file.parts[0] in PACKAGES and file.name == "__init__.py"):
+        said = ast.get_docstring(ast.parse((ROOT / file).read_text())) or ""
+        assert said.count(".") >= (3 if len(file.parts) > 2 else 1), file
+        for path in re.findall(r"`([a-z_]+/[\w./]*)`", said):
+            assert (ROOT / path).exists() or (ROOT / file.parts[0] / path).exists(), f"{file}: {path}"
 
 
 def test_every_module_has_a_test(files: list[PurePosixPath]) -> None:

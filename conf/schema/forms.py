@@ -110,8 +110,27 @@ def repaired(kind: Any, given: Any) -> Any:
         try:
             return kind(given.replace("_", ""))
         except ValueError:
-            return None
+            value = _number(given)
+            return value if value is None or kind is float else int(value) if value.is_integer() else None
     return given if isinstance(given, kind if isinstance(kind, type) else ()) else None
+
+
+NUMBER = re.compile(
+    r"\$?(?P<value>[-+\d._]+(?:e[-+]?\d+)?)\s*(?P<of>[kmb%]|(?:/|\^|\*\*)(?P<other>[-+\d._]+))?", re.IGNORECASE
+)
+TIMES = {"k": 1e3, "m": 1e6, "b": 1e9, "%": 0.01, "": 1.0}
+
+
+def _number(text: str) -> float | None:
+    """Return what `$5`, `1k`, `5%`, `1/1000` and `10^-3` mean; None for another text."""
+    if (found := NUMBER.fullmatch(text.strip())) is None:
+        return None
+    try:
+        value, of, other = float(found["value"]), (found["of"] or "").lower(), float(found["other"] or 1)
+        made = value * TIMES[of] if of in TIMES else value / other if of[0] == "/" else value**other
+        return float(f"{made:.12g}")
+    except (ValueError, TypeError, ArithmeticError):  # no number, or too large, or none of the real ones
+        return None
 
 
 def _is_command(item: Any, given: list[Any]) -> bool:

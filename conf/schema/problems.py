@@ -17,7 +17,7 @@ from conf.schema.base import successors
 from conf.schema.config import Config
 from conf.schema.forms import PLAIN, escape_line, expected, near_choices, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
-from conf.schema.unknown_keys import is_model, kinds_of, sibling_keys, unknown_key
+from conf.schema.unknown_keys import foreign_keys, is_model, kinds_of, sibling_keys, unknown_key
 
 NAMED_SOURCES = "use env, env:NAME, file:PATH or secretmanager:projects/P/secrets/S"
 MOST_SHOWN = 6
@@ -106,7 +106,7 @@ def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProble
     for section in changed:
         problem = _other_kind_chosen(section, missing.pop(section), of_others.pop(section))
         found[problem.key, problem.message] = problem
-    others = [_other_kind(section, names) for section, names in of_others.items()]
+    others = [_other_kind(raw, section, names) for section, names in of_others.items()]
     return [*found.values(), *others, *(_lacking(section, names) for section, names in missing.items())]
 
 
@@ -122,6 +122,9 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         return ConfigProblem(".".join(path), reason)
     if kind == "extra_forbidden":
         return ConfigProblem(".".join(path), unknown_key(raw, path, given))
+    if given == "???":  # what Hydra's files write for a value that has to be given
+        about = next(_descriptions(path), "").partition(". ")[0].rstrip(".")
+        return ConfigProblem(key, f"is not set yet; write {key}=…{f' ({about})' if about else ''}")
     if kind == "invalid_key":
         reason = "a value stands where `key: value` belongs; a number has no comma, and a text with one is quoted"
         return ConfigProblem(key, f"{reason}; if it is a key, which YAML reads as {given!r}, quote it")
@@ -282,12 +285,14 @@ def _is_of_another_kind(path: list[str], given: Any) -> bool:
     return path[-1] in sibling_keys(path) and not successors(path, given)
 
 
-def _other_kind(section: tuple[str, ...], names: list[str]) -> ConfigProblem:
+def _other_kind(raw: dict[str, Any], section: tuple[str, ...], names: list[str]) -> ConfigProblem:
     """Say which keys belong to another kind of their section."""
     key, is_top = ".".join(section), len(section) == 1
     way = f"choose its group ({key}=…)" if is_top else f"set the section whole ({key}={{kind: …}})"
     if len(names) == 1:
         full = f"{key}.{names[0]}"
+        own = [each for each in foreign_keys(raw, names[0], section[0]) if each.startswith(f"{key}.")]
+        way = f"did you mean {' or '.join(own)}? Else {way}" if own else way
         models = [each for each in types_at(section) if is_model(each) and names[0] in each.model_fields]
         return ConfigProblem(full, f"is of {key}.kind={'|'.join(kinds_of(models))}; {way}, or remove the key (~{full})")
     them = " ".join(f"~{key}.{name}" for name in names)

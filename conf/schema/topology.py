@@ -5,6 +5,7 @@ buckets.
 """
 
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,10 @@ REQUIRED = ("devices_per_chip", "runtime_version", "zones", "usd_per_chip_hour")
 
 class TableError(ValueError):
     """`tpu_types.yaml` is incomplete; the message names the row and the key."""
+
+
+USUAL = {"v5e": "v5litepod", "v5lite": "v5litepod", "v6": "v6e", "v7": "tpu7x", "v7x": "tpu7x"}
+"""What generations of TPUs are called elsewhere, and by the API."""
 
 
 class UnknownTypeError(ValueError):
@@ -90,6 +95,12 @@ def read_tpu_types(file: Path) -> dict[str, Any]:
     return table
 
 
+def usual_type(name: str) -> str:
+    """Return a type as the API calls it: v5e is v5litepod there, v6 v6e, v7 tpu7x; SkyPilot's begin with tpu-."""
+    plain = re.sub(r"^tpu-(?=v)", "", name.lower())
+    return re.sub(r"^(v5e|v5lite|v6|v7x?)(?=[-_])", lambda found: USUAL[found[1]], plain)
+
+
 def find_topology(accelerator_type: str, machine_type: str | None = None) -> Topology:
     """Look up an accelerator type.
 
@@ -102,7 +113,7 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
     """
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
-        wanted = accelerator_type.lower().replace("v5e", "v5litepod")  # v5e is its name everywhere but in the API
+        wanted = usual_type(accelerator_type)
         near = [wanted] if wanted in types else difflib.get_close_matches(wanted, types, n=4, cutoff=0.5)
         if near:
             raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near)}")
@@ -112,7 +123,12 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
     generation = tpu_type_table()["generations"][name]
     machines: dict[int, str] = generation["machine_types"]
     if machine_type is not None:
-        chips_per_vm = _chips_of_machine(accelerator_type, chips, machine_type, machines)
+        # a slice of several VMs has four chips on each, in every generation
+        fits = {name: size for size, name in machines.items() if size == chips or (size == 4 and chips % 4 == 0)}
+        if machine_type not in fits:
+            choices = ", ".join(fits) or "none"
+            raise UnknownTypeError(f"{accelerator_type} has no VMs of type {machine_type!r}; choices: {choices}")
+        chips_per_vm = fits[machine_type]
         vms = chips // chips_per_vm
     return Topology(
         accelerator_type=accelerator_type,
@@ -140,18 +156,6 @@ def _choices(sized: list[str]) -> str:
     rows = tpu_type_table()["types"].items()
     of = [[kind for kind, row in rows if row[0] == name] for name in tpu_type_table()["generations"]]
     return f"choices: {', '.join(f'{kinds[0]} to {kinds[-1]}' for kinds in of if kinds)}"
-
-
-def _chips_of_machine(accelerator_type: str, chips: int, machine_type: str, machines: dict[int, str]) -> int:
-    """Return the chips of a machine type. Raises UnknownTypeError if no slice of this type consists of such VMs.
-
-    A slice of several VMs has four chips on each, in every generation.
-    """
-    fits = {name: size for size, name in machines.items() if size == chips or (size == 4 and chips % 4 == 0)}
-    if machine_type not in fits:
-        choices = ", ".join(fits) or "none"
-        raise UnknownTypeError(f"{accelerator_type} has no VMs of type {machine_type!r}; choices: {choices}")
-    return fits[machine_type]
 
 
 def known_type(spelling: str) -> str:

@@ -32,7 +32,7 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
         path: parts of the key.
         given: its value.
     """
-    section, name, inside = path[0], path[-1], ".".join(path[:-1])
+    section, name, inside = path[0], path[-1], "".join(f"{part}." for part in path[:-1])
     if new := successors(path, given):
         return f"unknown key; renamed to {', '.join(new)}"
     if "." in name and section == "sweep":
@@ -53,12 +53,12 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
     elsewhere = [each for each in found if each.startswith(f"{section}.") or not each.startswith(UNLIKELY)]
     longer = [each for each in known if each.lower() == name.lower() or each.startswith(f"{name}_")]
     if len(longer) == 1:
-        return f"unknown key; did you mean {f'{inside}.'.lstrip('.')}{longer[0]}?"
+        return f"unknown key; did you mean {inside}{longer[0]}?"
     same = own or [each for each in elsewhere if each.startswith(f"{section}.")]
     cutoff = NEARER if elsewhere else NEAR
     near = [] if same else difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     parts = [f"{section}.{each}" for each in sorted(known) if name.lower() in each.split("_")]
-    meant = same or [f"{inside}.{each}" for each in near] or foreign or elsewhere or parts[: 3 * (len(parts) < 4)]
+    meant = same or [f"{inside}{each}" for each in near] or foreign or elsewhere or parts[: 3 * (len(parts) < 4)]
     if meant:
         return f"unknown key; did you mean {' or '.join(meant)}?"
     return f"unknown key; choices: {', '.join(sorted(known))}"

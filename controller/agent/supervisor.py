@@ -256,7 +256,9 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
         return pid
     try:
         os.setsid()
-        prefer_for_oom()
+        with suppress(OSError):  # when memory runs out, the kernel ends this before those that look after it
+            path = Path("/proc/self/oom_score_adj")
+            path.write_text(str(max(OOM_SCORE, int(path.read_text()))))
         write_json(folder / "pid.json", {**begun, "program": process_identity()})
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -270,16 +272,6 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
         os.write(2, f"slipway: cannot start {argv[0]!r}: {_why_not_started(argv[0], environment, error)}\n".encode())
     finally:
         os._exit(127)
-
-
-def prefer_for_oom() -> None:
-    """Let the kernel end this process before those that look after it, when memory runs out.
-
-    https://man7.org/linux/man-pages/man5/proc_pid_oom_score_adj.5.html: who may not lower the number may raise it.
-    """
-    with suppress(OSError):
-        path = Path("/proc/self/oom_score_adj")
-        path.write_text(str(max(OOM_SCORE, int(path.read_text()))))
 
 
 def _why_not_started(program: str, environment: dict[str, str], error: Exception) -> str:

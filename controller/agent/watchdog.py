@@ -112,7 +112,9 @@ def run_watchdog() -> None:
         write_heartbeat()
         if now - saved >= SAVE_SECONDS:
             saved = now
-            _save_seconds_left(order, now)
+            with suppress(OSError), locked("watchdog"):  # for the next boot; a full disk keeps the older number
+                if order["until"] is not None and _read(LIMITS_FILE) == order:
+                    write_json(agent_root() / LIMITS_FILE, {**order, "seconds_left": max(0.0, order["until"] - now)})
         if in_use():
             used = now
         pause = min(MAX_POLL_SECONDS, (order["idle_seconds"] or MAX_POLL_SECONDS) / 4)
@@ -121,13 +123,6 @@ def run_watchdog() -> None:
             _note_refusal(refused)
             pause = RETRY_AFTER_REFUSAL_SECONDS if refused else MAX_POLL_SECONDS
         time.sleep(pause)
-
-
-def _save_seconds_left(order: dict[str, Any], now: float) -> None:
-    """Save what is left for the next boot, unless there are new orders; a full disk keeps the older number."""
-    with suppress(OSError), locked("watchdog"):
-        if order["until"] is not None and _read(LIMITS_FILE) == order:
-            write_json(agent_root() / LIMITS_FILE, {**order, "seconds_left": max(0.0, order["until"] - now)})
 
 
 def _note_refusal(refused: str | None) -> None:

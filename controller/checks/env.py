@@ -260,6 +260,7 @@ def no_shell_is_needed(config: Config) -> Iterator[Issue]:
     for key, text in _given_texts(config):
         if found := OF_SHELL.search(text):
             cure = "bash -c '…' has a shell" if key.startswith("program.") else "write what it stands for"
+            cure = "leave it out, since the worker's own PATH follows" if found[0] == "$PATH" == f"${key[9:]}" else cure
             yield Issue(f"{found[0]} stays as it is, since no shell reads it; {cure}", key)
 
 

@@ -147,16 +147,19 @@ def estimate_num_params(model: AnyModel) -> int:
     return matrix_weights(model) + model.vocab_size * tables
 
 
-def matrix_weights(model: Model) -> int:
-    """Return the number of weights in the matrices of all layers."""
-    return sum(_layer_weights(model, kind) for kind in layer_kinds(model))
+def matrix_weights(model: Model, *, per_token: bool = False) -> int:
+    """Return the number of weights in the matrices of all layers, or of those that a token takes."""
+    return sum(_layer_weights(model, kind, per_token=per_token) for kind in layer_kinds(model))
 
 
-def _layer_weights(model: Model, kind: LayerKind) -> int:
+def _layer_weights(model: Model, kind: LayerKind, *, per_token: bool) -> int:
     size = sized(model, kind)
     keys = 0 if kind.shares else size.num_kv_heads * (2 if has_own_values(model, kind) else 1)
     attention = size.dim * size.head_dim * (2 * size.num_heads + keys)
     feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * size.mlp_dim
+    if model.experts is not None:
+        taken = model.experts.per_token if per_token else model.experts.count
+        feed_forward = taken * feed_forward + model.dim * model.experts.count
     if model.attention_form == "maha":
         attention += (model.maha.scales - 1) * model.dim * (2 * model.num_heads * model.head_dim + 3 * model.dim)
     return attention + feed_forward + 3 * model.dim * model.per_layer_dim + 2 * _residual_weights(model)

@@ -8,6 +8,8 @@ from conf.formats import BYTE_TOKENS
 from conf.schema.assets import parse_source
 from conf.schema.config import Config
 from conf.schema.training.data import Corpus, QuestionData, TextData
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop_parts import stop_problem
 from controller.checks.input_files import paths_here
 from controller.config.pretrained_model import HUB, MISSING_TOKENIZER, HubFileError, hub_tokenizer
 from controller.config.run_yaml import ASSET
@@ -139,13 +141,14 @@ def _files(config: Config, data: QuestionData) -> "TokenizerFiles | None":
 
 
 class Tokenizer(NamedTuple):
-    """How many IDs a model needs for a tokenizer, and the names of its added tokens."""
+    """How many IDs a model needs for a tokenizer, and the names of its added tokens, and of the special ones."""
 
     ids: int
     added: tuple[str, ...]
+    special: tuple[str, ...]
 
 
-@check("tokenizer", "error", "model.vocab_size", "data.bos", "data.eos", "data.tokenizer")
+@check("tokenizer", "error", "model.vocab_size", "data.bos", "data.eos", "data.tokenizer", "loop.sampler.stop")
 def tokens_are_known(config: Config) -> Iterator[Issue]:
     """Token IDs without a row in the model, a special token that the tokenizer lacks, or a file that is no tokenizer,
     end a billed run.
@@ -170,6 +173,8 @@ def tokens_are_known(config: Config) -> Iterator[Issue]:
         if name is not None and name not in found.added:
             choices = ", ".join(found.added[:12]) or "none"
             yield Issue(f'the tokenizer has no special token {name}; it has {choices}; set one, quoted: {key}="…"', key)
+    if isinstance(config.loop, GrpoLoop) and (problem := stop_problem(config.loop.sampler.stop, found.special)):
+        yield Issue(problem, "loop.sampler.stop")
 
 
 def _is_plain(data: QuestionData | Corpus) -> bool:
@@ -180,14 +185,14 @@ def _is_plain(data: QuestionData | Corpus) -> bool:
 def _tokenizer(config: Config, data: QuestionData | Corpus) -> Tokenizer | None:
     """Return what can be told here of the tokenizer; None if it is elsewhere, or the trainer will refuse it."""
     if data.tokenizer == "bytes":
-        return Tokenizer(256 + (0 if _is_plain(data) else len(BYTE_TOKENS)), BYTE_TOKENS)
+        return Tokenizer(256 + (0 if _is_plain(data) else len(BYTE_TOKENS)), BYTE_TOKENS, BYTE_TOKENS)
     text = data.path if data.tokenizer == "characters" and isinstance(data, TextData) else None
     files = paths_here(config, text or data.tokenizer)
     try:
         if not files or sum(file.stat().st_size for file in files) > MAX_BYTES:
             return None
         if text is not None:
-            return Tokenizer(len(set().union(*(file.read_text("utf-8-sig") for file in files))), ())
+            return Tokenizer(len(set().union(*(file.read_text("utf-8-sig") for file in files))), (), ())
         raw = files[0].read_bytes()
     except (OSError, UnicodeDecodeError):
         return None  # `first_row` or the trainer reports it
@@ -215,4 +220,5 @@ def _parse(document: dict[str, Any]) -> Tokenizer:
     ids = {pair[0]: i for i, pair in enumerate(vocabulary)} if isinstance(vocabulary, list) else dict(vocabulary)
     ids |= {name: token["id"] for name, token in added.items()}
     texts = [i for name, i in ids.items() if not ("image" in name and added.get(name, {}).get("special"))]
-    return Tokenizer(1 + max(texts, default=-1), tuple(added))
+    special = tuple(name for name, token in added.items() if token.get("special"))
+    return Tokenizer(1 + max(texts, default=-1), tuple(added), special)

@@ -235,6 +235,20 @@ def missing_devices(cloud: HereCloud, found: Devices) -> Iterator[Issue]:
         )
 
 
+@check("here_folder", "error", "cloud.folder")
+def folder_is_writable(config: Config) -> Iterator[Issue]:
+    """Records are written there."""
+    cloud = config.cloud
+    if not isinstance(cloud, HereCloud) or cloud.folder is None:
+        return
+    folder = Path(cloud.folder).expanduser()
+    there = next(each for each in (folder, *folder.parents) if path_exists(each))
+    if not there.is_dir():
+        yield Issue(f"{there} is a file; name a folder")
+    elif not os.access(there, os.W_OK):
+        yield Issue(f"nothing can be written to {there}; name another folder")
+
+
 @check("here_jax", "error", "cloud.backend", "cloud.python", also="warning")
 def jax_is_here(config: Config) -> Iterator[Issue]:
     """A backend needs its plugin of JAX: without it, JAX runs on the CPU or fails."""

@@ -6,6 +6,7 @@ Names are yours, and workers reach the internet.
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from conf.schema.cloud import ANYWHERE, IAP_RANGE, permissions_of_role, predefined_roles
@@ -118,6 +119,16 @@ def workers_reach_internet(config: Config) -> Iterator[Issue]:
     """Without an external address, workers need a NAT to reach the internet; otherwise package installs hang."""
     if not config.external_ip and not config.network.nat:
         yield Issue("workers without an external address need it to install packages; set it to true")
+
+
+@check("role", "warning", "cloud.roles", "cloud.bucket_roles", "cloud.driver_roles", of_pods=True)
+def roles_exist(config: Config) -> Iterator[Issue]:
+    """Google refuses unknown roles, but late."""
+    for key in ("roles", "bucket_roles", "driver_roles"):
+        for role in set(getattr(config.cloud, key)) - {*predefined_roles()}:
+            near = get_close_matches(role, predefined_roles(), n=1, cutoff=0.93)
+            if near and not near[0].startswith(role):  # the beginning of another may be one itself
+                yield Issue(f"{role} is probably misspelled; did you mean {near[0]}?", f"cloud.{key}")
 
 
 @check("ssh_open", "error", "network.ssh_source_ranges", "network.open_to_world", also="warning", of_pods=True)

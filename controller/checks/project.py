@@ -52,7 +52,8 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
         return
     absent = [group for group in ("model", "data", "loop", "optimizer") if getattr(config, group) is None]
     if len(absent) == 4:
-        yield Issue("nothing says what to run; choose +experiment=NAME, or give a program: -- PROGRAM …", "program")
+        if not config.program.command:  # which `command` reports
+            yield Issue("nothing says what to run; choose +experiment=NAME, or give a program: -- PROGRAM …", "program")
         return
     yield from (Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group) for group in absent)
 
@@ -60,12 +61,12 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
 @check("command", "error", "program.command", "program.setup", also="warning")
 def command_can_start(config: Config) -> Iterator[Issue]:
     """Without a command, or with one that the workers lack or cannot read, there is nothing to run."""
-    argv, setup = config.program.command, config.program.setup
-    own = config.program.kind == "command"
+    argv, setup, own = config.program.command, config.program.setup, config.program.kind == "command"
     if own and not argv:
         yield Issue("is empty; set it, e.g. 'program.command=[python, train.py]'")
     elif argv and not own:
-        yield Issue("program=trainer does not run it; add program=command, or leave it out", severity="warning")
+        said = "program=trainer does not run it; add program=command, or leave it out"
+        yield Issue(said, severity="warning" if config.model else None)
     makes = [Words("program.setup", words, "[{}]", certain=not i) for i, words in enumerate(setup)]
     for words in [*makes, *([Words("program.command", argv, "{}", certain=not setup)] if own and argv else [])]:
         yield from _start_issues(config, words)
@@ -112,13 +113,11 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
             yield Issue(problem, words.key, newer)
         elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
             lock = config.env.packages == "lock"
-            lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else LACKING
+            lacking = "this machine, whose packages the workers have, has no such package"
+            lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else lacking
             for absent, module in absent_imports(file, files := modules_in(imports_begin), locked=lock):
                 hint = re.sub("^.* lies outside .*", "", meant_module(module, files))
                 yield Issue("; ".join(filter(None, [f"{absent}, and {lacking}", hint])), words.key, "warning")
-
-
-LACKING = "this machine, whose packages the workers have, has no such package"
 
 
 def _has_slipways_packages(config: Config) -> bool:

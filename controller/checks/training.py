@@ -221,6 +221,24 @@ def checkpoints_are_frequent_enough(config: Config) -> Iterator[Issue]:
         yield Issue(f"no checkpoint before update {first} of {total}, so an earlier preemption loses all progress")
 
 
+@check("log_interval", "warning", "logging.log_interval")
+def metrics_are_logged(config: Config) -> Iterator[Issue]:
+    """A shorter run logs its last update only."""
+    if config.program.kind != "trainer" or config.loop is None:
+        return
+    total, interval = total_updates(config), config.logging.log_interval
+    if interval > total > SETUP_UPDATES:
+        yield Issue(f"the run has {total} updates, so only the last one is logged; lower it to see a curve")
+
+
+@check("high_lr", "warning", "optimizer.lr")
+def learning_rates_are_moderate(config: Config) -> Iterator[Issue]:
+    """A lost minus makes 3e4 of 3e-4."""
+    optimizer = config.optimizer
+    if config.program.kind == "trainer" and isinstance(lr := getattr(optimizer, "lr", None), float) and lr >= 1:
+        yield Issue(f"{lr:g} is a very high learning rate; is a minus missing, as in 3e-4?")
+
+
 @check("random_weights", "warning", "model.weights")
 def policy_is_pretrained(config: Config) -> Iterator[Issue]:
     """GRPO reinforces correct answers, and a policy with random weights gives none."""

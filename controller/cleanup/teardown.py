@@ -157,21 +157,17 @@ class Teardown:
                 self.running.update(_runs_on_workers(self.session, self.notes)[0])
             problem = self._cancel()  # again: one may have made another attempt before it released the lease
         try:
-            self._close_billing()
+            context, plan = self.session.context, self.session.plan
+            seen = {row.resource.id: row.observed for row in self.rows}
+            for resource in self.present:
+                if isinstance(resource, Node):
+                    observed = seen[resource.id]
+                    node = observed if isinstance(observed, Node) else resource.find(context)  # it may be under repair
+                    if node is not None:
+                        close_billing(context, plan.bucket, plan.config, node, "deleted by down")
         except SlipwayError as error:
             return str(error)
         return problem
-
-    def _close_billing(self) -> None:
-        """Record that the time of the pods ends."""
-        context, plan = self.session.context, self.session.plan
-        seen = {row.resource.id: row.observed for row in self.rows}
-        for resource in self.present:
-            if isinstance(resource, Node):
-                observed = seen[resource.id]
-                node = observed if isinstance(observed, Node) else resource.find(context)  # it may be under repair
-                if node is not None:
-                    close_billing(context, plan.bucket, plan.config, node, "deleted by down")
 
 
 def plan_teardown(session: Session, everything: bool) -> Teardown:
@@ -186,7 +182,16 @@ def plan_teardown(session: Session, everything: bool) -> Teardown:
     driven, lease_is_known = _driven_run(session, notes)
     on_pod, workers_answer = _runs_on_workers(session, notes)
     if everything:
-        _refuse_if_used(session, present)
+        if used := dependents(session.context, session.plan.node, present):
+            raise ConfigError(
+                f"nothing was deleted; still in use: {'; '.join(used)}. Delete that first, or run "
+                "`slipway down` to delete only the pod"
+            )
+        if unlisted := sorted(session.context.google.unlisted):  # its VMs may be in the network, or have the account
+            raise ConfigError(
+                f"nothing was deleted; Google did not list everything ({', '.join(unlisted)}), and what is there may "
+                "still use it. Run this again later, or `slipway down` to delete only the pod"
+            )
     may_run = not lease_is_known and not workers_answer
     return Teardown(session, everything, rows, present, driven | on_pod, workers_answer, may_run, notes)
 
@@ -275,20 +280,6 @@ def _with_dependencies(present: Sequence[Resource]) -> list[Resource]:
     """Add the needs that are deleted too, so that dependents go first."""
     ids = {r.id for r in present}
     return [replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in present]
-
-
-def _refuse_if_used(session: Session, present: list[Resource]) -> None:
-    used = dependents(session.context, session.plan.node, present)
-    if used:
-        raise ConfigError(
-            f"nothing was deleted; still in use: {'; '.join(used)}. Delete that first, or run "
-            "`slipway down` to delete only the pod"
-        )
-    if unlisted := sorted(session.context.google.unlisted):  # its VMs may be in the network, or have the account
-        raise ConfigError(
-            f"nothing was deleted; Google did not list everything ({', '.join(unlisted)}), and what is there may still "
-            "use it. Run this again later, or `slipway down` to delete only the pod"
-        )
 
 
 def _driven_run(session: Session, notes: list[str]) -> tuple[set[str], bool]:

@@ -111,12 +111,15 @@ def _raise_if_experiment(verb: str, arguments: Sequence[str]) -> None:
 
 def _raise_if_program(verb: str, words: Sequence[str]) -> None:
     """Raise ConfigError for `run python train.py`: the program's words are not separated from Slipway's."""
+    from controller.cli.words import wrong_word
     from controller.inputs.program_words import begins_program
 
     takes_value = [name for flag in flags(verb) if "metavar" in flag.argparse_options for name in flag.names]
     for at, (before, word) in enumerate(zip(["", *words], words, strict=False)):
         if word.startswith("-") or before in takes_value or _is_override(word, before):
             continue
+        if verb == "run" and word.endswith((".yaml", ".yml")):
+            raise ConfigError(f"{verb}: {wrong_word(word)}")
         if verb == "run" or begins_program(word):
             called = "run" if verb == "up" else verb
             line = shlex.join(["slipway", called, *words[:at], "--", *words[at:]])
@@ -181,6 +184,8 @@ def with_program(command: Command) -> Command:
             key = KEYS_OF_FLAGS.get(needed[0], "") if needed else ""
             raise ConfigError(f"{said}; for an experiment, set {key}=…" if command.overrides and key else said)
         return command
+    from conf.schema.forms import LISTED
+    from controller.cli.words import own_words
     from controller.inputs.own_program import PACKAGE_KEYS, OwnProgram
 
     program = OwnProgram(
@@ -188,6 +193,11 @@ def with_program(command: Command) -> Command:
     )
     overrides = program.overrides(command.overrides)
     _note(f"({shlex.join(word for word in overrides if word not in command.overrides)})")  # those may hold a secret
+    listed = next((word for word in command.remainder if LISTED.fullmatch(word.rpartition("=")[2])), "")
+    if listed and getattr(flags, "multirun", False):
+        _note(f"note: {listed} goes to the program as it is, for -m varies keys, such as env.vars.NAME=1,2")
+    if ours := own_words(command.remainder):
+        _note(f"note: {ours} goes to the program, as it stands behind --; what is for Slipway stands before")
     if any(word.startswith("+experiment=") for word in overrides):
         _note("note: the program takes the place of the experiment's loop, model, data and optimizer")
     if not any(word.startswith((*PACKAGE_KEYS, "+experiment=")) for word in overrides):

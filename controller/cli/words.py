@@ -41,91 +41,47 @@ OTHER_VERBS = {
 USES = ("chat", "generate", "export")
 """Verbs that use the weights of a run."""
 OUTPUTS = ("--out", "--output", "--output-dir", "-out")
-OTHER_FLAGS = {
-    "--dry-run": "`slipway plan` with the same words shows what would happen",
-    "--dryrun": "`slipway plan` with the same words shows what would happen",
+OTHER_FLAGS = {flag: meant for flags, meant in {
+    "--dry-run --dryrun": "`slipway plan` with the same words shows what would happen",
     "--cfg": "`slipway plan --config` prints the composed config",
     "--info": "`slipway help` lists groups and choices, `slipway plan --config` prints what each value comes from",
-    "--config-name": "an experiment is chosen with +experiment=NAME",
-    "--config": "an experiment is chosen with +experiment=NAME",
-    "--config-dir": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
-    "--config-path": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
-    "--env": "environment variables are set with env.vars.NAME=VALUE",
-    "-e": "environment variables are set with env.vars.NAME=VALUE",
+    "--config-name --config --experiment --exp": "an experiment is chosen with +experiment=NAME",
+    "--config-dir --config-path": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
+    "--env -e": "environment variables are set with env.vars.NAME=VALUE",
     "--project": "the project is set with cloud=gcp cloud.project=ID, or by `slipway init`",
-    "--region": "a zone is set with tpu.zone=ZONE",
+    "--region --zone --zones": "a zone is set with tpu.zone=ZONE",
     "--accelerators": "a slice is chosen with tpu=NAME, such as tpu=v5litepod_16",
-    "--gpus": "a slice is chosen with tpu=NAME, such as tpu=v5litepod_16",
-    "--spot": "spot capacity is chosen with tpu.capacity=spot",
-    "--preemptible": "spot capacity is chosen with tpu.capacity=spot",
-    "--force": "--yes skips the prompts",
-    "-y": "--yes skips the prompts",
-    "--verbose": "messages are complete; --json prints one document",
-    "-v": "messages are complete; --json prints one document",
-    "-d": "--detach returns once the program has started",
-    "--background": "--detach returns once the program has started",
-    **dict.fromkeys(
-        ("-c", "-f", "--file", "--filename", "--yaml", "--task"),
-        "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
-    ),
-    **dict.fromkeys(
-        ("--set", "-s", "-o", "--override", "--overrides", "--param", "-p", "--var", "-var", "--option"),
-        "a value is set with key=value alone, such as loop.steps=300",
-    ),
-    **dict.fromkeys(
-        ("-w", "--watch", "--wait"),
-        "`slipway logs --follow` watches a run, `slipway status --sweep ID --follow` a sweep",
-    ),
-    **dict.fromkeys(
-        ("--save-plan", *OUTPUTS),
-        "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
-    ),
-    **dict.fromkeys(
-        ("--num-nodes", "--nnodes", "--nodes", "-N", "--num-workers", "--replicas", "--ntasks", "--nproc"),
-        "the slice says how many workers there are, such as tpu=v5litepod_16 with 4",
-    ),
-    **dict.fromkeys(
-        ("--tpu-type", "--accelerator-type", "--type", "--accelerator", "--instance-type", "--machine-type", "--tpus"),
-        "a slice is chosen with tpu=NAME, or tpu.accelerator_type=TYPE",
-    ),
-    **dict.fromkeys(("--limit", "-l", "-n", "--max", "--count"), "--last N keeps the last N, where a verb lists runs"),
-    **dict.fromkeys(("--name", "--run-name", "--job-name", "-J"), "a run is named with run.name=NAME"),
-    **dict.fromkeys(("--zone", "--zones"), "a zone is set with tpu.zone=ZONE"),
-    **dict.fromkeys(("--experiment", "--exp"), "an experiment is chosen with +experiment=NAME"),
-    **dict.fromkeys(
-        ("-q", "--quiet", "--silent", "--debug", "--log-level"), "messages are complete; --json prints one document"
-    ),
-    **dict.fromkeys(
-        (
-            "--auto-approve",
-            "--approve",
-            "--no-input",
-            "--non-interactive",
-            "--assume-yes",
-            "-auto-approve",
-            "--no-confirm",
-        ),
+    "--gpus --gpu --num-gpus": "pods are TPUs; the devices of this machine are cloud=here",
+    "--spot --preemptible --use-spot --no-spot": "spot capacity is chosen with tpu.capacity=spot",
+    "--force -y --auto-approve --approve --no-input --non-interactive --assume-yes -auto-approve --no-confirm":
         "--yes skips the prompts",
-    ),
-    **dict.fromkeys(("--format", "--output-format", "-ojson"), "--json prints one JSON document"),
-    **dict.fromkeys(("--time", "-t", "--timeout", "--walltime"), "a limit is set with budget.max_hours=HOURS"),
-    **dict.fromkeys(
-        ("--workdir", "--cwd", "-C", "--chdir"),
-        "Slipway ships the repository of the current folder; change into it first",
-    ),
-    **dict.fromkeys(
-        ("--image", "--docker-image", "--container"),
+    "-v": "messages are complete; --json prints one document, `slipway version` the version",
+    "--verbose -q --quiet --silent --debug --log-level": "messages are complete; --json prints one document",
+    "-d --background": "--detach returns once the program has started",
+    "-c -f --file --filename --yaml --task":
+        "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
+    "--set -s -o --override --overrides --param -p --var -var --option":
+        "a value is set with key=value alone, such as loop.steps=300",
+    "-w --watch --wait": "`slipway logs --follow` watches a run, `slipway status --sweep ID --follow` a sweep",
+    f"--save-plan {' '.join(OUTPUTS)}":
+        "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
+    "--num-nodes --nnodes --nodes -N --num-workers --replicas --ntasks --nproc":
+        "the slice says how many workers there are, such as tpu=v5litepod_16 with 4",
+    "--tpu-type --accelerator-type --type --accelerator --instance-type --machine-type --tpus":
+        "a slice is chosen with tpu=NAME, or tpu.accelerator_type=TYPE",
+    "--limit -l -n --max --count": "--last N keeps the last N, where a verb lists runs",
+    "--name --run-name --job-name -J": "a run is named with run.name=NAME",
+    "--format --output-format -ojson": "--json prints one JSON document",
+    "--budget --max-cost": "a limit is set with budget.max_usd=USD or budget.max_hours=HOURS",
+    "--time -t --timeout --walltime": "a limit is set with budget.max_hours=HOURS",
+    "--workdir --cwd -C --chdir": "Slipway ships the repository of the current folder; change into it first",
+    "--image --docker-image --container":
         "the VM's image is set with tpu.runtime_version, packages with env.packages=requirements env.requirements=FILE",
-    ),
-    **dict.fromkeys(
-        ("--autostop", "--idle-minutes-to-autostop", "--down"),
+    "--autostop --idle-minutes-to-autostop --down":
         "cleanup.on_success and cleanup.idle_minutes say when the pod is deleted",
-    ),
-    **dict.fromkeys(("--use-spot", "--no-spot"), "spot capacity is chosen with tpu.capacity=spot"),
-    **dict.fromkeys(("--gpu", "--gpus", "--num-gpus"), "pods are TPUs; the devices of this machine are cloud=here"),
-    **dict.fromkeys(("--cloud", "--infra", "--provider"), "a cloud is chosen with cloud=gcp, local or here"),
-    **dict.fromkeys(("--sweep-id", "--grid"), "a sweep is `slipway -m key=a,b`, and is named with --sweep ID"),
-}
+    "--cloud --infra --provider": "a cloud is chosen with cloud=gcp, local or here",
+    "--sweep-id --grid": "a sweep is `slipway -m key=a,b`, and is named with --sweep ID",
+}.items() for flag in flags.split()}  # fmt: skip
 """Flags of other tools, and what does it here."""
 DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
 """What word processors make of - and --."""
@@ -151,8 +107,8 @@ def unknown_verb(word: str, verbs: Sequence[str], argv: Sequence[str]) -> Config
         if meant.endswith("PROGRAM") and (given := next((w for w in argv if EXPERIMENT.match(w)), "")):
             meant = f"up +{given.lstrip('+')}"
         hint = f"did you mean `slipway {meant}`? "
-    elif word in _experiments():
-        hint = f"did you mean +experiment={word}? "
+    elif chosen := _choice_called(word):
+        hint = f"did you mean {chosen}? "
     elif RUN_ID.search(word):
         hint = f"did you mean `slipway status {word}`, or `slipway up --run {word}`? "
     elif meant := next(filter(None, (_problem_of_value(argv[at:]) for at in range(len(argv)))), ""):
@@ -242,7 +198,7 @@ def unknown_words(
             return ConfigError(f"{verb}: did you mean --{unknown[0]}?")
         if key := _key_called(before, overrides):
             return ConfigError(f"{verb}: {before!r} is no name of a run; did you mean {key}={unknown[0]}?")
-        problems = [f"{verb}: {_wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]
+        problems = [f"{verb}: {wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]
     called = "slipway" if verb == "up" else f"slipway {verb}"
     return ConfigError([f"{problem}; see {called} --help" for problem in problems])
 
@@ -258,7 +214,7 @@ def _key_called(word: str, overrides: Sequence[str] = ()) -> str:
     return next((key for key in keys_called(word.lstrip("-").replace("-", "_"), raw) if " " not in key), "")
 
 
-def _wrong_word(word: str) -> str:
+def wrong_word(word: str) -> str:
     """Say what a word means that is no name of a run: a key, a file, or a program; empty if nothing is known."""
     from controller.config.grammar_errors import malformed_key
 
@@ -292,6 +248,22 @@ def _is_key(word: str) -> bool:
     return group in config_groups(Path.cwd() / "slipway") or bool(types_at((*word.split("."),)))
 
 
+OURS = re.compile(
+    r"(?:cloud|tpu|network|budget|recovery|cleanup|env)(?:\.[\w.]+)?=.+|--(?:detach|queue|tpu|zone)(?:=.*)?"
+)
+"""Words that hardly belong to a user's program."""
+
+
+def own_words(program: Sequence[str]) -> str:
+    """Return the first word of a program that is like Slipway's own, a key or a choice; empty if there is none."""
+    groups = config_groups(Path.cwd() / "slipway")
+    for word in filter(OURS.fullmatch, program):
+        key, _, value = word.partition("=")
+        if key.startswith("--") or (value in groups[key] if key in groups else "." in key and _is_key(key)):
+            return word
+    return ""
+
+
 def name_runs(flags: Namespace, state: Callable[[], Path], verb: str = "") -> None:
     """Replace each name of a run in the flags by the id of its latest run, and `named` by `run`.
 
@@ -313,7 +285,7 @@ def name_runs(flags: Namespace, state: Callable[[], Path], verb: str = "") -> No
     word = named or flags.run
     if "path" in known:  # `get` says itself that a run comes before a path
         if "://" in (word or ""):
-            raise ConfigError(_wrong_word(word))
+            raise ConfigError(wrong_word(word))
         flags.run = (_latest(word, state) or word) if word else None
         return
     if word and "sweep" in known and not RUN_ID.search(word) and _is_sweep(word, state):
@@ -339,7 +311,7 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
         raise ConfigError(f"{word!r} is a folder, and {verb} takes a run, which `slipway runs` lists{chat}")
     if is_name and (latest := _latest(word, state)):
         return latest
-    said = _wrong_word(word)
+    said = wrong_word(word)
     if said and not (verb in USES and " is a key; write " in said):  # a key would be no cure for those
         raise ConfigError(said)
     if not is_name:
@@ -351,7 +323,7 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
 
     near = difflib.get_close_matches(word, {str(row.get("name")) for row in index.load_rows(state())}, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    hint = f"did you mean +experiment={word}? " if word in _experiments() else hint
+    hint = f"did you mean {chosen}? " if (chosen := _choice_called(word)) else hint
     hint = f"the verb comes first, and once: slipway {word} …; " if word in VERBS else hint
     if verb in ("exec", "ssh") and not hint:
         worker = WORKER.fullmatch(word)
@@ -360,6 +332,15 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
         f"no run has the id or name {word!r} on this machine; {hint}`slipway runs` lists them, with --refresh those of "
         "other machines too"
     )
+
+
+def _choice_called(word: str) -> str:
+    """Return the override that chooses a file of a group by its name alone: `quickstart`, `local`, `v6e-8`."""
+    groups = config_groups(Path.cwd() / "slipway")
+    for group in ("experiment", "cloud", "tpu", "model", "loop", "optimizer", "data"):
+        if word.replace("-", "_") in groups[group]:
+            return f"{'+' * (group == 'experiment')}{group}={word.replace('-', '_')}"
+    return ""
 
 
 def _experiments() -> list[str]:

@@ -49,6 +49,14 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
     return config, [_placed(problem, overrides, extra_dir) for problem in problems]
 
 
+def sound(found: tuple[Config | None, list[ConfigProblem]]) -> Config:
+    """Return a config that was composed or validated. Raises ConfigError with all of its problems."""
+    config, problems = found
+    if config is None or problems:
+        raise ConfigError(problems)
+    return config
+
+
 def _placed(problem: ConfigProblem, overrides: Sequence[str], extra_dir: Path | None) -> ConfigProblem:
     """Return a problem with file and line, if a file of the user's sets the key."""
     from controller.config.own_files import where_set, without_base

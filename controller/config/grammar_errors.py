@@ -160,7 +160,7 @@ def _cure(key: str, value: str) -> str:
     if re.fullmatch(r"\[[^\[\]{}\"']*\]", stripped):
         return f"quote its items: {override(path, [item.strip() for item in stripped[1:-1].split(',')])}"
     if types and not any(kind is str for kind in types) and stripped[:1] not in ("[", "{"):
-        made = repaired(types[0], value.split(",")) if "," in value else None
+        made = repaired(types[0], value.split(",") if "," in value else value)
         return f"it must be {expected(types)}" + (f": {override(path, made)}" if made is not None else "")
     if "'" not in value and stripped[:1] not in ("[", "{"):
         return f"quote it: {override(path, value)}"
@@ -194,6 +194,9 @@ def torn(words: Sequence[str]) -> str:
     """Return the override that a shell has torn into words at its spaces, in quotes; empty if there is none."""
     for at, word in enumerate(words):
         key, equals, value = word.partition("=")
+        behind = words[at + 1 : at + 2]
+        if equals and key[:1] != "-" and value[-1:] == "," and behind and not re.match(r"-|.*=", behind[0]):
+            return f"{key}=…" if is_secret(key.lstrip("+~")) else f"{word} {behind[0]}"
         if not equals or key[:1] == "-" or not (said := open_sign(value)) or "closed" not in said or "by" in said:
             continue
         for end in range(at + 1, len(words) + 1):

@@ -12,6 +12,7 @@ import yaml
 
 import conf
 from conf.schema.forms import near_choices
+from conf.schema.topology import usual_type
 
 if TYPE_CHECKING:
     from controller.config.own_files import OwnFile
@@ -148,10 +149,11 @@ def kind_of(node: yaml.Node) -> str:
 def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> str:
     """Say that a group has no such file, what is meant, and the choices; for the command line and files alike."""
     stem = re.sub(r"\.ya?ml$", "", name, flags=re.IGNORECASE).rpartition("/")[2]
-    near = near_choices(stem.replace("v5e", "v5litepod"), groups[group])
+    near = [each for each in groups[group] if each.lower() == stem.lower()]
+    near = near or near_choices(usual_type(stem), groups[group])
     near.sort(key=lambda each: not {*SIZE.findall(stem)} <= {*SIZE.findall(each)})
     hint = f"did you mean {group}={near[0]}? " if near else ""
-    kind = stem.replace("_", "-").replace("v5e", "v5litepod")
+    kind = usual_type(stem).replace("_", "-")
     if group == "tpu" and (not near or near[0].replace("_", "-") != kind) and _is_type(kind):
         hint = f"set tpu.accelerator_type={kind}; "
     hint = f"~{group} removes it; " if name.lower() == "null" else hint
@@ -184,7 +186,7 @@ def _elsewhere(folder: Path | None, group: str, stem: str, groups: Groups) -> st
         shown, of = f"{folder.name}/{file.parent.name}/{file.name}", file.parent.name
         if of == group and file.suffix != ".yaml":
             return f"{shown} must be renamed to {stem}.yaml"
-        if of not in groups or difflib.get_close_matches(of, [group], n=1):
+        if of not in groups or (of != group and difflib.get_close_matches(of, [group], n=1)):
             return f"{shown} lies in a folder of another name; move it to {folder.name}/{group}/{stem}.yaml"
         if stem in groups[of]:
             choice = f"{'+' * (of == 'experiment')}{of}={stem}"

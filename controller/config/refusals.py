@@ -222,6 +222,7 @@ def _in_our_words(message: str, key: str, extra_dir: Path | None, overrides: Seq
     return ""
 
 
+COMPUTED = "${{…}} is one key's value, and nothing is computed; write the result"
 IN_OUR_WORDS = (
     (r"Environment variable '(.+?)' not found", "the variable {0} is not set here; set it, or write a default: "
      "${{oc.env:{0},DEFAULT}}"),
@@ -229,6 +230,7 @@ IN_OUR_WORDS = (
     (r"Unsupported interpolation type e?n?v?(\S*)", "there is no such ${{…:…}}; ${{oc.env:NAME}} reads a variable, "
      "${{KEY}} another key"),
     (r"HydraConfig was not set", "Slipway takes no settings of Hydra, so ${{hydra:…}} has no value; write it out"),
+    (r"token recognition error at: ' ?[(*/%+-]", COMPUTED),
     (r"no viable alternative at input|mismatched input|token recognition error|extraneous input", "no }} closes the "
      "${{; a text with it is written \\${{"),
     (r"Recursive interpolation", "${{…}} refers to {key} itself; write the value"),
@@ -248,6 +250,8 @@ def _no_such_key(name: str, key: str, extra_dir: Path | None, overrides: Sequenc
     from controller.config.run_yaml import PLACEHOLDER
 
     section = name.partition(".")[0]
+    if re.search(r"[*/+]|-\d+$", name):
+        return COMPUTED.format()
     if file := without_base(section, extra_dir, overrides):
         return f"{file.shown}: lacks {name}; {base_cure(section, file)}"
     if PLACEHOLDER.fullmatch(f"{{{name}}}") and key.startswith(("env.vars", "program")):

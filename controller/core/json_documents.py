@@ -178,7 +178,12 @@ def type_problem(value: Any, kind: Any, name: str = "it") -> str:
         problems = [type_problem(value, each, name) for each in inner if (each is NoneType) == (value is None)]
         return "" if "" in problems else (problems or [_differs(name, value)])[0]
     if typing.is_typeddict(kind):
-        return _keys_problem(value, kind, name)
+        if not isinstance(value, dict):
+            return _differs(name, value)
+        hints = _hints(kind)
+        if missing := sorted(kind.__required_keys__ - value.keys()):
+            return f"{name} has no {missing[0]}"
+        return _first(type_problem(value[key], hint, f"{name}.{key}") for key, hint in hints.items() if key in value)
     accepted = (int, float) if origin is float else (origin,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and origin is not bool):
         return _differs(name, value)
@@ -189,15 +194,6 @@ def type_problem(value: Any, kind: Any, name: str = "it") -> str:
     if isinstance(value, dict) and inner:
         return _first(type_problem(each, inner[1], f"{name}.{one_line(key):.40}") for key, each in value.items())
     return ""
-
-
-def _keys_problem(value: Any, kind: Any, name: str) -> str:
-    if not isinstance(value, dict):
-        return _differs(name, value)
-    hints = _hints(kind)
-    if missing := sorted(kind.__required_keys__ - value.keys()):
-        return f"{name} has no {missing[0]}"
-    return _first(type_problem(value[key], hint, f"{name}.{key}") for key, hint in hints.items() if key in value)
 
 
 @cache

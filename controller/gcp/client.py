@@ -130,6 +130,28 @@ class GoogleClient:
                 return
             parameters["pageToken"] = answer["nextPageToken"]
 
+    def find(self, api: str, method: str, **parameters: Any) -> dict[str, Any] | None:
+        """Send one request as `call` does; return None if what it names does not exist."""
+        try:
+            return self.call(api, method, **parameters)
+        except NotFoundError:
+            return None
+
+    def objects(self, bucket: str, prefix: str, fields: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a bucket below a prefix, with some of their fields or all; none without a bucket."""
+        only = {"fields": f"items({fields}),nextPageToken"} if fields else {}
+        try:
+            return list(self.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix, **only))
+        except NotFoundError:
+            return []
+
+    def read(self, bucket: str, name: str) -> bytes | None:
+        """Return the content of an object; None if there is none."""
+        try:
+            return self.download(bucket, name)
+        except NotFoundError:
+            return None
+
     def download(self, bucket: str, name: str) -> bytes:
         """Return the content of an object; NotFoundError if there is none."""
         raw = self._with_retries(self._execute_once, "storage", "objects.get_media", {"bucket": bucket, "object": name})

@@ -197,7 +197,10 @@ def meant_module(module: str, files: Iterable[str]) -> str:
             return f"{inside} is not among them: code.exclude leaves it out, or code.modules lacks {DEFAULT_FOLDER}"
         is_file = Path(f"{outside}.py").is_file()
         if is_file or any(Path(outside).glob("*.py")):
-            return f"{outside}{'.py' if is_file else '/'} lies outside of code.modules; move it to {DEFAULT_FOLDER}/"
+            bare = ", and name it without .py" if module.endswith(".py") else ""
+            return (
+                f"{outside}{'.py' if is_file else '/'} lies outside of code.modules; move it to {DEFAULT_FOLDER}/{bare}"
+            )
     near = same or difflib.get_close_matches(stem, [*names, *locked_packages()], n=1, cutoff=0.8)
     return f"did you mean {near[0]}?" if near else ""
 

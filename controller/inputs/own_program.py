@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from conf.schema.topology import UnknownTypeError, find_topology
+from conf.schema.topology import UnknownTypeError, find_topology, usual_type
 from controller.config.compose import CONFIG_DIR, config_groups, quote_text
 from controller.core.errors import ConfigError
 from controller.inputs.git import repository_root
@@ -74,6 +74,8 @@ class OwnProgram:
         if not keys & PACKAGE_KEYS and "experiment" not in keys:
             on_this_machine = self.on_this_machine or any(f"cloud={kind}" in given for kind in HERE_CLOUDS)
             words += ["env.packages=image"] if on_this_machine else self.packages()
+        elif "env.requirements" in keys and "env.packages" not in keys:
+            words.append("env.packages=requirements")
         return (*words, *given)
 
     def packages(self) -> list[str]:
@@ -161,7 +163,7 @@ def slice_overrides(accelerator_type: str, folder: Path) -> list[str]:
     Raises:
         ConfigError: there is no such slice; names the nearest.
     """
-    wanted = accelerator_type.replace("v5e-", "v5litepod-")
+    wanted = usual_type(accelerator_type)
     groups = config_groups(folder / "slipway").get("tpu", [])
     for name in (accelerator_type, wanted.replace("-", "_")):
         if name in groups:

@@ -118,11 +118,11 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
     """
     if not argv[0].strip():
         return "the program's name is empty; name one, such as python train.py"
-    is_launched = Path(argv[0]).name in LAUNCHERS
-    if bare and is_launched and (absent := _absence(argv, folder)):
-        python = shlex.join(started(argv, folder)[0])
-        return f"{absent}; Slipway itself starts a program on every worker: {python}"
+    if bare and Path(argv[0]).name in LAUNCHERS and (absent := _absence(argv, folder)):
+        return f"{absent}; Slipway itself starts a program on every worker: {shlex.join(started(argv, folder)[0])}"
     words, folder = started(argv, folder)
+    if argv[0] == "timeout" and words == [*argv[1:]]:
+        return f"timeout: how long stands before the program: {shlex.join(['timeout', '60m', *words])}"
     script = script_of(words)
     if (named := script or words[0]).endswith(".ipynb"):
         return f"{named}: is a notebook, no program; jupyter nbconvert --to script {shlex.quote(named)} makes one of it"
@@ -140,7 +140,9 @@ def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool
         return ""  # such as /usr/bin/env, which a worker has
     if not path.resolve().is_relative_to(root):
         return f"{script}: is outside {root}, which is what the workers get"
-    if not path.is_file() and not (path / "__main__.py").is_file():
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        return f"{script}: is a folder without __main__.py; name a file of it"
+    if not path.exists():
         return f"{script}: there is no such file in {folder}{_near_programs(path, folder, root)}"
     if run_git(["check-ignore", "--quiet", script], folder).returncode == 0:
         return f"{script}: is ignored by git, so the workers would not get it; see .gitignore"
@@ -166,6 +168,10 @@ def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool) 
     script = script_of(words) or ""
     if PLACEHOLDER in script:
         return ""
+    if words[0] == "make" and not any(word.startswith("-") for word in words) and not [*folder.glob("*[mM]akefile")]:
+        return f"make: there is no Makefile in {folder}"
+    if script and (folder / script).is_file() and not (folder / script).stat().st_size:
+        return f"{script}: is empty, so the run ends at once"
     if script.startswith("/") and not script.startswith(SYSTEM_PLACES) and not (here and Path(script).exists()):
         return f"{script}: is outside {root}, which is what the workers get; it must be on them already"
     if Path(words[0]).name.startswith("python") and Path(script).suffix not in OF_PYTHON:
@@ -250,11 +256,9 @@ def _absence(words: Sequence[str], folder: Path) -> str:
         if near := get_close_matches(first, ("python", "python3", "bash", *ON_WORKERS), n=1, cutoff=0.8):
             return f"{first}: there is no such program; did you mean {near[0]}?"
         return f"{first}: {NO_PROGRAM}; {CURE}, or its path on the workers, such as /usr/bin/{first}"
-    module = word_after(words, "-m")
-    if module is None or not re.fullmatch(r"\w+(\.\w+)*", module):
-        return ""
+    module = word_after(words, "-m") or ""
     top = module.partition(".")[0]
-    if top in OURS or top == JOBS:
+    if not re.fullmatch(r"\w+(\.\w+)*", module) or top in OURS or top == JOBS:
         return ""
     if not (folder / top).is_dir():
         if not (folder / f"{top}.py").is_file() and not is_importable(top):
@@ -282,9 +286,8 @@ def program_file(argv: Sequence[str], folder: Path) -> tuple[Path, Path] | None:
         return None
     file = folder / script if script is not None else _module_file(module or "", folder)
     file = file / "__main__.py" if file.is_dir() else file
-    if not file.is_file() or PLACEHOLDER in str(script):
-        return None
-    return file, folder if script is None else file.parent
+    is_there = file.is_file() and PLACEHOLDER not in str(script)
+    return (file, folder if script is None else file.parent) if is_there else None
 
 
 def text_problem(argv: Sequence[str], folder: Path, *, is_run: bool) -> str:

@@ -75,7 +75,6 @@ DELAYS: Mapping[str, Delay] = {
     "another look for capacity": Delay(30, 30, 30, "guessed", ""),
     "staging": Delay(30, 180, 720, "seen", "field, 2026-06: an error of Google after 12 minutes; else guessed"),
     "topology": Delay(10, 60, 300, "guessed", ""),
-    "maintenance": Delay(60, 180, 600, "guessed", ""),
     "boot to SSH": Delay(5, 24, 180, "seen", "skypilot 4981, 2025-03: 46 s, of which the creation took some 22"),
     # what shows late
     "guest attributes": Delay(

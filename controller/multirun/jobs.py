@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.schema.config import Config
-from controller.config.compose import compose, compose_raw
+from controller.config.compose import compose, compose_raw, sound
 from controller.connect import open_context, project_of
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
@@ -238,8 +237,14 @@ def define_jobs(request: Request, builder: JobBuilder) -> SweepDefinition:
         for job in request.jobs
     ]
     jobs = tuple(builder.build_jobs(variants))
-    _require_hydra(jobs[0].config, request)
-    return SweepDefinition(jobs[0].config, jobs, request.folder, batches=request.batches)
+    first = jobs[0].config
+    if first.env.packages == "lock" and not first.program.setup:  # only a billed pod would notice that it has no Hydra
+        raise ConfigError(
+            f"hydra.launcher.requirements: {request.folder} has no uv.lock, requirements.txt or pyproject.toml, and "
+            "Slipway's own packages do not include hydra-core; name a requirements file that does, or set "
+            "hydra.launcher.packages=image if the workers' Python has it"
+        )
+    return SweepDefinition(first, jobs, request.folder, batches=request.batches)
 
 
 def shared_overrides(request: Request) -> tuple[str, ...]:
@@ -275,9 +280,7 @@ def shipped_files() -> dict[str, Path]:
 
 def release_pods(request: Request) -> None:
     """Delete the pods that were kept for further jobs, unless something runs there or the config keeps them."""
-    config, problems = compose(shared_overrides(request), extra_dir=request.folder / "slipway")
-    if config is None or problems:
-        raise ConfigError(problems)
+    config = sound(compose(shared_overrides(request), extra_dir=request.folder / "slipway"))
     if config.cleanup.on_success != "delete":
         return
     for number in range(1, config.sweep.pods + 1):
@@ -286,16 +289,6 @@ def release_pods(request: Request) -> None:
             context.events = Events(context.clock)
             plan = build_plan(numbered, project_of(numbered), request.folder)
             delete_if_unused(plan, context, "the multirun has no more jobs")
-
-
-def _require_hydra(config: Config, request: Request) -> None:
-    """Raise ConfigError if the workers would not have Hydra, which only a billed pod would notice."""
-    if config.env.packages == "lock" and not config.program.setup:
-        raise ConfigError(
-            f"hydra.launcher.requirements: {request.folder} has no uv.lock, requirements.txt or pyproject.toml, and "
-            "Slipway's own packages do not include hydra-core; name a requirements file that does, or set "
-            "hydra.launcher.packages=image if the workers' Python has it"
-        )
 
 
 def main(request_file: str, answers_file: str, lifeline: str) -> int:

@@ -56,16 +56,12 @@ def list_files(google: GoogleClient, bucket: str, prefix: str, path: str) -> lis
 
 
 def _list_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[RemoteFile]:
-    fields = "items(name,size,generation,md5Hash),nextPageToken"
-    try:
-        for item in google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix, fields=fields):
-            path = item["name"].removeprefix(prefix)
-            # an empty object stands for a folder
-            if path and not path.endswith("/") and not path.startswith(ON_THEIR_WAY):
-                size, generation = int(item["size"]), str(item["generation"])
-                yield RemoteFile(item["name"], path, size, generation, item.get("md5Hash", ""))
-    except NotFoundError:
-        return
+    for item in google.objects(bucket, prefix, "name,size,generation,md5Hash"):
+        path = item["name"].removeprefix(prefix)
+        # an empty object stands for a folder
+        if path and not path.endswith("/") and not path.startswith(ON_THEIR_WAY):
+            size, generation = int(item["size"]), str(item["generation"])
+            yield RemoteFile(item["name"], path, size, generation, item.get("md5Hash", ""))
 
 
 def local_files(files: Sequence[RemoteFile], folder: Path) -> tuple[dict[Path, RemoteFile], dict[str, str]]:
@@ -174,20 +170,16 @@ def choose_step(google: GoogleClient, bucket: str, run_id: str, wanted: str, key
 def complete_steps(google: GoogleClient, bucket: str, run_id: str) -> list[int]:
     """Return the steps of the run's complete checkpoints, in order."""
     prefix = f"runs/{run_id}/checkpoints/"
-    try:
-        items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
-    except NotFoundError:
-        return []
-    found = (re.fullmatch(rf"(\d+)/{re.escape(MARK)}", item["name"].removeprefix(prefix)) for item in items)
+    names = (item["name"].removeprefix(prefix) for item in google.objects(bucket, prefix))
+    found = (re.fullmatch(rf"(\d+)/{re.escape(MARK)}", name) for name in names)
     return sorted(int(match[1]) for match in found if match)
 
 
 def _best_step(google: GoogleClient, bucket: str, run_id: str, steps: list[int]) -> int | None:
     name = f"runs/{run_id}/{SCORES_FILE}"
-    try:
-        mode, known = parse_record(google.download(bucket, name), _parse_scores, object_url(bucket, name))
-    except NotFoundError:
+    if (content := google.read(bucket, name)) is None:
         return None
+    mode, known = parse_record(content, _parse_scores, object_url(bucket, name))
     scores = {step: value for step, value in known.items() if step in steps and value is not None}
     if not scores:
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,15 +182,8 @@ def _object_name(run_id: str) -> str:
 
 def list_published_rows(google: GoogleClient, bucket: str, left_out: list[LeftOut] | None = None) -> list[RunRow]:
     """Return the rows of a bucket; objects that are no row, or one of another run, go into `left_out`."""
-    from controller.gcp.google_errors import NotFoundError
-
-    where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(name,metadata),nextPageToken"}
-    try:
-        items = list(google.list_all("storage", "objects.list", "items", **where))
-    except NotFoundError:
-        return []
     found: list[RunRow] = []
-    for item in items:
+    for item in google.objects(bucket, "index/", "name,metadata"):
         if "row" not in item.get("metadata", {}):
             continue
         row = _parse_row(item["metadata"]["row"], item["name"])

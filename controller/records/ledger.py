@@ -94,15 +94,9 @@ def _with_checked_types(parsed: T, name: str) -> T:
 
 def read_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yield metadata and content of the objects under a prefix, by name; those that vanish meanwhile are left out."""
-    try:
-        items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
-    except NotFoundError:
-        return
-    for item in sorted(items, key=lambda item: item["name"]):
-        try:
-            yield item, google.download(bucket, item["name"])
-        except NotFoundError:
-            continue
+    for item in sorted(google.objects(bucket, prefix), key=lambda item: item["name"]):
+        if (content := google.read(bucket, item["name"])) is not None:
+            yield item, content
 
 
 class Ledger:
@@ -216,10 +210,7 @@ class Ledger:
 
     def checkpoint_time(self, step: int) -> float | None:
         """Return when the last object of a checkpoint was written, in seconds since the epoch; None if it is gone."""
-        where = {"bucket": self.bucket, "prefix": f"{self.prefix}/checkpoints/{step}/"}
-        items = self._google.list_all(
-            "storage", "objects.list", "items", fields="items(updated),nextPageToken", **where
-        )
+        items = self._google.objects(self.bucket, f"{self.prefix}/checkpoints/{step}/", "updated")
         return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=None)
 
     def write(self, name: str, text: str) -> None:
@@ -249,10 +240,7 @@ class Ledger:
 
     def read(self, name: str) -> bytes | None:
         """Return a document of the run, or None if it does not exist."""
-        try:
-            return self._google.download(self.bucket, f"{self.prefix}/{name}")
-        except NotFoundError:
-            return None
+        return self._google.read(self.bucket, f"{self.prefix}/{name}")
 
     def create(self, name: str, text: str) -> bool:
         """Write a document unless it exists; return whether it was written."""

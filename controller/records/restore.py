@@ -21,7 +21,7 @@ import yaml
 from conf.schema.base import without_volatile
 from conf.schema.config import Config
 from conf.schema.validation import validate
-from controller.config.compose import compose, compose_raw, with_overrides
+from controller.config.compose import compose, compose_raw, sound, with_overrides
 from controller.config.run_yaml import bucket_name
 from controller.connect import open_context, project_of
 from controller.context import Context
@@ -98,12 +98,15 @@ def open_record(
         ConfigError: the record is missing or incomplete, or the overrides would make it another run.
     """
     groups = [word for word in overrides if "." not in word.partition("=")[0]]
-    here = _validated_config(groups, folder)
+    here = sound(compose(groups, extra_dir=folder / "slipway"))
     state = Path(here.run.state_dir).expanduser()
     try:
         document = _record_here(state, run_id) or download_record(here, run_id)
         config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
-        _require_same_groups(document, groups)
+        # no choice of a group that the record does not have, but for `cloud`, which says where the record is
+        same = {word.lstrip("+") for word in document["overrides"]}
+        if others := [word for word in groups if not word.startswith("cloud=") and word.lstrip("+") not in same]:
+            raise ConfigError(f"{', '.join(others)}: {_another_run(document)}")
     except (ConfigError, UnreadableError) as error:
         if not only_results or not _has_files(here, run_id):
             raise
@@ -114,13 +117,6 @@ def open_record(
         config = here.model_copy(update={"cloud": config.cloud, "tpu": config.tpu})
     with open_context(config) as (context, emulator):
         yield RecordedRun(document, config, context, emulator, folder)
-
-
-def _require_same_groups(document: RunRecord, groups: Sequence[str]) -> None:
-    """Raise ConfigError for a choice of a group that the record does not have; `cloud` says where the record is."""
-    same = {word.lstrip("+") for word in document["overrides"]}
-    if others := [word for word in groups if not word.startswith("cloud=") and word.lstrip("+") not in same]:
-        raise ConfigError(f"{', '.join(others)}: {_another_run(document)}")
 
 
 def _another_run(document: RunRecord) -> str:
@@ -187,16 +183,9 @@ def _named_code(document: RunRecord, folder: Path) -> NamedCode:
     return NamedCode(folder, (), checked_hash(document, document["code_sha256"]))
 
 
-def _validated_config(overrides: Sequence[str], folder: Path) -> Config:
-    config, problems = compose(overrides, extra_dir=folder / "slipway")
-    if config is None or problems:
-        raise ConfigError(problems)
-    return config
-
-
 def find_record(overrides: Sequence[str], run_id: str, folder: Path) -> RunRecord:
     """Download the record of a run from the bucket of the overrides. Raises ConfigError if there is none."""
-    return download_record(_validated_config(overrides, folder), run_id)
+    return download_record(sound(compose(overrides, extra_dir=folder / "slipway")), run_id)
 
 
 def download_record(here: Config, run_id: str) -> RunRecord:
@@ -255,9 +244,7 @@ def _config_here(document: RunRecord, overrides: Sequence[str], here: Config, fo
     """Return the recorded config with this machine's state folder, and with overrides that leave the run the same."""
     config = recorded_config(document, folder)
     local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
-    changed, problems = validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), overrides))
-    if changed is None or problems:
-        raise ConfigError(problems)
+    changed = sound(validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), overrides)))
     if without_volatile(changed) != without_volatile(config):
         raise ConfigError(_another_run(document))
     return changed

@@ -222,8 +222,7 @@ class Spending:
         return replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
 
     def _last_upload(self, prefix: str) -> float:
-        where = {"bucket": self._bucket, "prefix": prefix}
-        items = list(self._google.list_all("storage", "objects.list", "items", **where))
+        items = self._google.objects(self._bucket, prefix)
         return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=0.0)
 
     def budget_exceeded(self) -> str:
@@ -358,10 +357,9 @@ def read_limit(google: GoogleClient, bucket: str, pod: str, uid: str, run_id: st
 
 def _json(google: GoogleClient, bucket: str, name: str, key: str) -> dict[str, Any]:
     """Return a document with this key; empty if there is none. Raises UnreadableError."""
-    try:
-        body = parse_record(google.download(bucket, name), checked, name)
-    except NotFoundError:
+    if (content := google.read(bucket, name)) is None:
         return {}
+    body = parse_record(content, checked, name)
     if not isinstance(body.get(key), str):
         raise DamagedRecordError(f"{name} is damaged: no {key}")
     return body

@@ -113,7 +113,13 @@ def format_table(rows: Sequence[RunRow], width: int | None = None) -> list[str]:
     for key in OPTIONAL_COLUMNS:
         if all(row.get(key) is None for row in rows):
             del columns[key]
-    metrics = _choose_metrics(rows)
+    # the first metrics of each program in turn, without bounds and constants of the config
+    by_name: dict[str, dict[str, None]] = {}
+    for row in rows:
+        names = [key for key in row if key.startswith("metrics.") and not BESIDE_OTHERS.search(key[len("metrics.") :])]
+        by_name.setdefault(str(row.get("name")), {}).update(dict.fromkeys(names))
+    turns = itertools.zip_longest(*by_name.values())
+    metrics = list(dict.fromkeys(name for turn in turns for name in turn if name))[:MAX_METRICS]
     columns |= {name.removeprefix("metrics."): [_format_cell(name, row.get(name)) for row in rows] for name in metrics}
     own = [[word for word in row.get("overrides") or () if word not in shared] for row in rows]
     own = [_of_command(words) for words in own]
@@ -152,16 +158,6 @@ def _concessions(
     ranked = [name.removeprefix("metrics.") for name in sorted(metrics, key=lambda name: name.endswith("_before"))]
     found += [(name, None) for name in reversed(ranked[1:])]
     return [*found, ("seconds", None), ("created", None), ("program", None), *((name, None) for name in ranked[:1])]
-
-
-def _choose_metrics(rows: Sequence[RunRow]) -> list[str]:
-    """Return the metrics to display: the first of each program in turn, without bounds and constants of the config."""
-    by_name: dict[str, dict[str, None]] = {}
-    for row in rows:
-        names = [key for key in row if key.startswith("metrics.") and not BESIDE_OTHERS.search(key[len("metrics.") :])]
-        by_name.setdefault(str(row.get("name")), {}).update(dict.fromkeys(names))
-    turns = itertools.zip_longest(*by_name.values())
-    return list(dict.fromkeys(name for turn in turns for name in turn if name))[:MAX_METRICS]
 
 
 def _check_key(what: str, key: str, keys: Set[str] | None) -> None:

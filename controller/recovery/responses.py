@@ -238,7 +238,8 @@ def decide(
     wanted: str = getattr(recovery.policy, verdict.kind)
     if wanted in (WAIT, GIVE_UP):
         return Decision(wanted)
-    since = _since_last_give_up(past)
+    ends = [i for i, incident in enumerate(past) if incident.response == GIVE_UP]
+    since = list(past[ends[-1] + 1 :] if ends else past)
     stuck = _since_last_progress(since, progress)
     if verdict.kind in INFRASTRUCTURE_KINDS:
         losses = sum(incident.kind in INFRASTRUCTURE_KINDS for incident in since)
@@ -290,11 +291,6 @@ def _corrupts_again(verdict: Verdict, past: Sequence[Incident]) -> bool:
         if incident.kind == VerdictKind.CORRUPTION and incident.worker == verdict.worker:
             return True
     return False
-
-
-def _since_last_give_up(past: Sequence[Incident]) -> list[Incident]:
-    ends = [i for i, incident in enumerate(past) if incident.response == GIVE_UP]
-    return list(past[ends[-1] + 1 :] if ends else past)
 
 
 def _since_last_progress(past: Sequence[Incident], progress: int | None) -> list[Incident]:

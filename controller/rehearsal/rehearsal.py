@@ -173,7 +173,19 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
     with ExitStack() as stack:
         with options.waiting() as doing:
             doing("composing the config")
-            config, folder = _rehearsal_config(options)
+            overrides = [override for override in options.overrides if _key(override) not in OVERRIDDEN_KEYS]
+            given = {_key(override) for override in overrides}
+            defaults = [override for override in REHEARSAL_OVERRIDES if _key(override) not in given]
+            config = replace(options, overrides=(*overrides, "cloud=local", *defaults)).checked_config()
+            if config.program.kind == "trainer" and "scale" not in given:
+                with suppress(ConfigError):  # without a scale it may lack data; then there is no recipe to rehearse
+                    full, _ = replace(options, overrides=(*overrides, "cloud=local")).config(resolve=False)
+                    config = with_recipe(config, full, given)
+            assert isinstance(config.cloud, LocalCloud)
+            folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
+            run = config.run.model_copy(update={"state_dir": str(folder)})
+            cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or default_faults(config)})
+            config = config.model_copy(update={"cloud": cloud, "run": run})
             doing("hashing code and data")
             plan = build_plan(config, project_of(config), Path.cwd())
             doing("starting the emulated cloud")
@@ -202,23 +214,6 @@ def _stopped_on_error(cloud: Path) -> Iterator[None]:
         if status != 0:
             raise ConfigError(f"{error}; and the emulated cloud in {cloud} does not stop: {message.strip()}") from error
         raise
-
-
-def _rehearsal_config(options: RunOptions) -> tuple[Config, Path]:
-    """Return the config of the rehearsal, and the folder of its emulated cloud."""
-    overrides = [override for override in options.overrides if _key(override) not in OVERRIDDEN_KEYS]
-    given = {_key(override) for override in overrides}
-    defaults = [override for override in REHEARSAL_OVERRIDES if _key(override) not in given]
-    config = replace(options, overrides=(*overrides, "cloud=local", *defaults)).checked_config()
-    if config.program.kind == "trainer" and "scale" not in given:
-        with suppress(ConfigError):  # without a scale it may lack data; then there is no recipe to rehearse
-            full, _ = replace(options, overrides=(*overrides, "cloud=local")).config(resolve=False)
-            config = with_recipe(config, full, given)
-    assert isinstance(config.cloud, LocalCloud)
-    folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
-    run = config.run.model_copy(update={"state_dir": str(folder)})
-    cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or default_faults(config)})
-    return config.model_copy(update={"cloud": cloud, "run": run}), folder
 
 
 def _key(override: str) -> str:

@@ -9,7 +9,6 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -100,11 +99,7 @@ def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> F
 
     def read(run: str, name: str) -> Iterable[Lines]:
         prefix = f"runs/{run}/{name.removesuffix('.jsonl')}/" if name == EVENTS else f"runs/{run}/{name}"
-        try:
-            items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
-        except NotFoundError:
-            items = []
-        found = [_object_lines(google, bucket, item) for item in items]
+        found = [_object_lines(google, bucket, item) for item in google.objects(bucket, prefix)]
         return found or otherwise(run, name)
 
     return read
@@ -117,10 +112,10 @@ def _object_lines(google: GoogleClient, bucket: str, item: dict[str, Any]) -> It
         try:
             content = google.download_range(bucket, item["name"], item["generation"], at, end)
         except NotFoundError:  # it has grown, or is gone
-            with suppress(NotFoundError):
-                item = google.call("storage", "objects.get", bucket=bucket, object=item["name"])
-                continue
-            break
+            if (newer := google.find("storage", "objects.get", bucket=bucket, object=item["name"])) is None:
+                break
+            item = newer
+            continue
         if not content:  # a shorter one has replaced it
             break
         *whole, rest = (rest + content).split(b"\n")
@@ -238,12 +233,7 @@ class TensorBoardMirror:
 
     def _update_run(self, run: str) -> int:
         prefix, copied = f"runs/{run}/tb/", 0
-        where = {"bucket": self._bucket, "prefix": prefix, "fields": "items(name,size,generation),nextPageToken"}
-        try:
-            items = list(self._google.list_all("storage", "objects.list", "items", **where))
-        except NotFoundError:
-            return 0
-        for item in items:
+        for item in self._google.objects(self._bucket, prefix, "name,size,generation"):
             name, generation = item["name"], item["generation"]
             parts = name.removeprefix(prefix).split("/")
             if self._copied.get(name) == generation or not all(PART.fullmatch(part) for part in parts):

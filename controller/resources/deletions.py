@@ -163,10 +163,7 @@ def claim_generation(context: Context, bucket: str, pod: str, uid: str) -> str:
     """Return the generation of the object that names the run of a slice; '' without one. It changes with each run."""
     if not bucket or not uid:
         return ""
-    try:
-        found = context.google.call("storage", "objects.get", bucket=bucket, object=claim_name(pod, uid))
-    except NotFoundError:
-        return ""
+    found = context.google.find("storage", "objects.get", bucket=bucket, object=claim_name(pod, uid)) or {}
     return found.get("generation", "")
 
 
@@ -226,22 +223,18 @@ def forget_deletion(context: Context, pending: PendingDeletion, buckets: Iterabl
 def _in_bucket(context: Context, bucket: str, notes: list[str]) -> list[PendingDeletion]:
     found: list[PendingDeletion] = []
     try:
-        items = list(context.google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=PREFIX))
-    except NotFoundError:
-        return found  # no bucket yet
+        items = context.google.objects(bucket, PREFIX)
     except GoogleError as error:
         notes.append(f"gs://{bucket} was not searched for pending deletions: {error}")
         return found
     for item in items:
         where = f"gs://{bucket}/{item['name']}"
         try:
-            text = context.google.download(bucket, item["name"])
-        except NotFoundError:
-            continue  # another verb has just deleted it
+            text = context.google.read(bucket, item["name"])
         except GoogleError as error:
             notes.append(f"{where}, the record of a pending deletion, was not read: {error}")
             continue
-        found += _parse(text, where, notes)
+        found += [] if text is None else _parse(text, where, notes)  # another verb has just deleted it
     return found
 
 

@@ -21,7 +21,7 @@ from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
 from controller.core.json_documents import DamagedRecordError, dump, load, type_problem
 from controller.core.text import is_folder, plural
-from controller.gcp.google_errors import ConflictError, NotFoundError
+from controller.gcp.google_errors import ConflictError
 from controller.inputs.env_inputs import Vault
 from controller.reconcile import Diff, ObservedResources
 from controller.resources.machines import WorkerResource
@@ -118,10 +118,9 @@ class Venv(WorkerResource):
         """Return the recorded versions by name; None if there is no record yet, or a lock makes it unnecessary."""
         if self.packages != "requirements":
             return None
-        try:
-            body = load(context.google.download(self.bucket, self._record), self._record)
-        except NotFoundError:
+        if (content := context.google.read(self.bucket, self._record)) is None:
             return None
+        body = load(content, self._record)
         if problem := type_problem(body, VenvKeys, "it"):
             raise DamagedRecordError(f"gs://{self.bucket}/{self._record} is damaged: {problem}; delete it")
         return body["packages"]

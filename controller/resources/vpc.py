@@ -46,6 +46,13 @@ class ComputePart(Resource):
             where[self.collection.removesuffix("s")] = self.name
         return context.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
 
+    def look(self, context: Context) -> dict[str, Any] | None:
+        """Return the resource as Google shows it; None if it does not exist."""
+        try:
+            return self.request(context, "get")
+        except NotFoundError:
+            return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeResource(ComputePart):
@@ -69,11 +76,8 @@ class ComputeResource(ComputePart):
         """Return the resource as observed."""
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
-        try:
-            answer = self.request(context, "get")
-        except NotFoundError:
-            return Absent()
-        return self.read(answer)
+        answer = self.look(context)
+        return Absent() if answer is None else self.read(answer)
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Create the resource, or patch it if it is ours.
@@ -193,9 +197,7 @@ class PrivateAccess(ComputePart):
         return f"{self.kind} in subnet {self.name} in {self.region}"
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
-        try:
-            answer = self.request(context, "get")
-        except NotFoundError:
+        if (answer := self.look(context)) is None:
             return Absent()
         on = answer.get("privateIpGoogleAccess", False) or self.id in context.permission_denied
         return replace(self, on=on, marked=self._record_text() in self._rule(context).get("description", ""))
@@ -241,10 +243,7 @@ class PrivateAccess(ComputePart):
         return f"{SWITCH_RECORD} {self.name}"
 
     def _rule(self, context: Context) -> dict[str, Any]:
-        try:
-            return context.google.call("compute", "firewalls.get", project=context.project, firewall=self.rule)
-        except NotFoundError:
-            return {}
+        return context.google.find("compute", "firewalls.get", project=context.project, firewall=self.rule) or {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,10 +289,7 @@ class Nat(ComputePart):
     subnet: str
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
-        try:
-            answer = self.request(context, "get")
-        except NotFoundError:
-            answer = {}
+        answer = self.look(context) or {}
         if any(_serves(nat, self.subnet) for nat in answer.get("nats", [])):
             return replace(self, marked=is_marked(answer))
         return replace(self, marked=False) if _another_router_serves(context, self) else Absent()

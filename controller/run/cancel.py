@@ -45,7 +45,17 @@ def cancel_run(session: Session, tell: Callable[[str], object]) -> Cancellation:
     was_running, running = _end_on_workers(session, problems)
     had_controller = False
     try:
-        had_controller = _end_controllers(session, tell, is_recorded=was_running and not problems)
+        context, run_id = session.context, session.plan.run_id
+        lease = run_lease(session.plan, context)
+        found = end_starting(context, lease, run_lock(context, run_id), run_id, "cancelled")
+        patience = context.clock.deadline(RECORD_SECONDS if was_running and not problems else 0.0)
+        while lease.current_other() is not None:
+            found = True
+            if patience():
+                lease.await_release("cancelled", tell)
+            else:
+                context.clock.sleep(min(1.0, context.poll_seconds))
+        had_controller = _end_booting_bastion(session, lease) or found
     except CloudError as error:
         problems.append(str(error))
     if had_controller:
@@ -59,27 +69,6 @@ def cancel_run(session: Session, tell: Callable[[str], object]) -> Cancellation:
     pod_is_there = session.plan.config.cloud.kind != "here" and not isinstance(session.node(), Absent)
     told = f"a controller that drives {session.plan.run_id} goes on with it, for it was not told: "
     return Cancellation(cancelled, finished, frozenset(running), pod_is_there, told + problems[0] if problems else "")
-
-
-def _end_controllers(session: Session, tell: Callable[[str], object], *, is_recorded: bool) -> bool:
-    """Wait until nobody drives the run; return whether anybody did.
-
-    Args:
-        session: that of the verb.
-        tell: called with what is waited for.
-        is_recorded: whether the record of the cancelled attempt tells the controller.
-    """
-    context, run_id = session.context, session.plan.run_id
-    lease = run_lease(session.plan, context)
-    found = end_starting(context, lease, run_lock(context, run_id), run_id, "cancelled")
-    patience = context.clock.deadline(RECORD_SECONDS if is_recorded else 0.0)
-    while lease.current_other() is not None:
-        found = True
-        if patience():
-            lease.await_release("cancelled", tell)
-        else:
-            context.clock.sleep(min(1.0, context.poll_seconds))
-    return _end_booting_bastion(session, lease) or found
 
 
 def _end_booting_bastion(session: Session, lease: Lease) -> bool:

@@ -240,9 +240,9 @@ def _counted_flops(config: Config) -> float | None:
 
 
 def token_flops(model: Model, sequence: int) -> float:
-    """Return the FLOPs of a token in an update: 6 per matrix weight, and attention to the tokens of its row.
+    """Return the FLOPs of a token in an update: 6 per matrix weight that it takes, and attention to its row's tokens.
 
     https://arxiv.org/abs/2204.02311, appendix B, as `trainer.telemetry.throughput`, which reports utilization.
     """
-    weights = matrix_weights(model) + model.vocab_size * model.dim
+    weights = matrix_weights(model, per_token=True) + model.vocab_size * model.dim
     return 6.0 * weights + 12.0 * attended_entries(model, sequence)

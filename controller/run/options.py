@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.config.compose import compose, with_overrides
+from controller.config.compose import compose, sound, with_overrides
 from controller.core.errors import ConfigError
 from controller.core.events import Waiting, silent_wait
 from controller.core.text import width_of, wrap
@@ -98,10 +98,7 @@ class RunOptions:
         Raises:
             ConfigError: the schema finds a problem.
         """
-        config, problems = self._compose()
-        if config is None or problems:
-            raise ConfigError(problems)
-        return config
+        return sound(self._compose())
 
     def checked_config(self, without: Set[str] = frozenset(), *, resolve: bool = True) -> Config:
         """Return the config for an operation that changes something, and print the warnings of the preflight checks.

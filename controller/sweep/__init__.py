@@ -1,1 +1,4 @@
-"""Sweeps: many runs of one config on a pool of pods (`-m`)."""
+"""Sweeps: many runs of one config on a pool of pods (`-m`).
+
+One run is `controller/run/`, jobs of other Hydra apps are `controller/multirun/`. Imports runs.
+"""

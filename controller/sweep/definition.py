@@ -18,7 +18,7 @@ from conf.schema.cloud import HereCloud
 from conf.schema.config import Config, digest
 from conf.schema.run_sections import Search, Sweep
 from controller.checks.preflight import preflight
-from controller.config.compose import compose, compose_variants
+from controller.config.compose import compose, compose_variants, sound
 from controller.config.this_machine import share_devices
 from controller.connect import project_of
 from controller.context import Context
@@ -159,10 +159,7 @@ class JobBuilder:
 def compose_base(overrides: Sequence[str], folder: Path) -> Config:
     """Compose the config without the swept overrides, which says how to run the sweep. Raises ConfigError."""
     same, _ = split_overrides(apply_launcher(overrides), folder)
-    config, problems = compose(same, extra_dir=folder / "slipway")
-    if config is None or problems:
-        raise ConfigError(problems)
-    return config
+    return sound(compose(same, extra_dir=folder / "slipway"))
 
 
 def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
@@ -346,7 +343,10 @@ class SearchSource:
         A trial that equals a running run is marked as failed: two programs of one run would write to the same place.
         """
         while trial := self._next_trial(pod):
-            job = self._build_job(trial)
+            own = tuple(
+                f"{prefix}{self._suggest(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals]
+            )
+            [job] = self._builder.build_jobs([Variant((*self._fixed_overrides, *own), own)])
             if job.run_id in self._trials:
                 self.study.tell(trial, state=self._storage_file.FAIL)
                 continue
@@ -384,13 +384,6 @@ class SearchSource:
             return False
         self.study.tell(self._trials.pop(job.run_id), state=self._storage_file.PRUNED)
         return True
-
-    def _build_job(self, trial: Any) -> SweepJob:
-        own = tuple(
-            f"{prefix}{self._suggest(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals]
-        )
-        [job] = self._builder.build_jobs([Variant((*self._fixed_overrides, *own), own)])
-        return job
 
     def _suggest(self, trial: Any, prefix: str) -> Any:
         name = prefix.lstrip("+").rstrip("=")

@@ -246,8 +246,7 @@ class FirstRun:
 
     def _has_checkpoint(self) -> bool:
         prefix = f"runs/{self._plan.run_id}/checkpoints/{CHECKPOINT}/commit_success"
-        answer = self._context.google.call("storage", "objects.list", bucket=self._plan.bucket, prefix=prefix)
-        return bool(answer.get("items"))
+        return bool(self._context.google.objects(self._plan.bucket, prefix))
 
 
 def refuse_if_in_use(session: Session) -> None:

@@ -197,16 +197,6 @@ class Recording:
         scrub = self.stand_ins.scrub
         self._write(REQUESTS, "".join(dumps(scrub(line)) + "\n" for line in (first, *lines)))
         self._write(README, scrub(readme(self)) + differences)
-        return self._refuse_leaks()
-
-    def _write(self, name: str, text: str) -> None:
-        draft = self.folder / f".{name}.new"
-        with open(draft, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(text)
-        draft.replace(self.folder / name)
-
-    def _refuse_leaks(self) -> list[str]:
-        """Delete each file that still holds a known value, and say so."""
         refused = []
         for file in (self.folder / REQUESTS, self.folder / README):
             leaks = {leak for line in file.read_text().splitlines() for leak in self.stand_ins.leaks(line)}
@@ -214,6 +204,12 @@ class Recording:
                 file.unlink()
                 refused.append(f"{file.name} was deleted: it still held what {', '.join(sorted(leaks))} stands for")
         return refused
+
+    def _write(self, name: str, text: str) -> None:
+        draft = self.folder / f".{name}.new"
+        with open(draft, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(text)
+        draft.replace(self.folder / name)
 
 
 def load(file: Path) -> tuple[dict[str, Any], list[RequestLine]]:

@@ -157,7 +157,15 @@ class Replayer:
 
     def run(self) -> Report:
         changes = [line for line in self._lines if line.is_change and line.status]
-        self._enable_what_was()
+        # the emulated project is new: enable the APIs that the recorded one had before
+        first = next((line for line in self._lines if line.method_id == "serviceusage.services.batchGet"), None)
+        services = (first.answer or {}).get("services", []) if first and first.status == 200 else []
+        names = [one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"]
+        if names:
+            body = dumps({"serviceIds": names[:20]}).encode()
+            path = f"v1/projects/{self._cloud.project}/services:batchEnable"
+            self._cloud.send("serviceusage", "POST", path, body, {"Content-Type": "application/json"})
+            self._cloud.move_on(LOOKS * self._step)
         now = self._lines[0].began if self._lines else 0.0
         for number, line in enumerate(self._lines, 1):
             if why := line.passing:
@@ -174,17 +182,6 @@ class Replayer:
                 self.report.add(found)
         self._compare_order()
         return self.report
-
-    def _enable_what_was(self) -> None:
-        """Enable the APIs that the project had before; the emulated one is new."""
-        first = next((line for line in self._lines if line.method_id == "serviceusage.services.batchGet"), None)
-        services = (first.answer or {}).get("services", []) if first and first.status == 200 else []
-        names = [one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"]
-        if names:
-            body = dumps({"serviceIds": names[:20]}).encode()
-            path = f"v1/projects/{self._cloud.project}/services:batchEnable"
-            self._cloud.send("serviceusage", "POST", path, body, {"Content-Type": "application/json"})
-            self._cloud.move_on(LOOKS * self._step)
 
     def _replay(self, line: RequestLine, *, concurrent: bool) -> None:
         recorded, key = compare.outcome(line.method_id, line.status, line.answer), line.key

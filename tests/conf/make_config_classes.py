@@ -21,6 +21,7 @@ CLASSES = {
     "llama": "LlamaConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
     "gpt2": "GPT2Config",
     "mistral": "MistralConfig",
     "ministral": "MinistralConfig",
@@ -32,6 +33,10 @@ CLASSES = {
     "granite": "GraniteConfig",
     "phi3": "Phi3Config",
     "olmo3": "Olmo3Config",
+    "gemma4_text": "Gemma4TextConfig",
+    "gemma4": "Gemma4Config",
+    "gemma4_unified_text": "Gemma4UnifiedTextConfig",
+    "gemma4_unified": "Gemma4UnifiedConfig",
 }
 
 

@@ -60,7 +60,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if step.file:
             (file := project / step.file).parent.mkdir(parents=True, exist_ok=True)
             file.write_text(step.words)
-    (project / "train.py").touch()
+    (project / "train.py").write_text("print()\n")
     return project
 
 

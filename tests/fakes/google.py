@@ -27,6 +27,10 @@ class Answers:
     service_account: str | None = None
     unlisted: set[str] = field(default_factory=set[str])
 
+    find = GoogleClient.find
+    objects = GoogleClient.objects
+    read = GoogleClient.read
+
     def seconds_ahead(self, project: str) -> float:
         return 0.0
 

@@ -38,6 +38,7 @@ LOGICAL_AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
     "vocab": "tensor",
     "logits": ("fsdp", "tensor"),  # the vocabulary of computed logits
     "layers": None,
+    "experts": None,
     "head_dim": None,
 }
 
@@ -99,6 +100,12 @@ def context_mesh() -> AbstractMesh | None:
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrain the sharding of x; a no-op without a `context_mesh`."""
     return x if context_mesh() is None else jax.lax.with_sharding_constraint(x, partition_spec(*axes))
+
+
+def over_devices(x: jax.Array) -> jax.Array:
+    """Return the sum of what the devices have, where each computes its own part; elsewhere x, which is of all."""
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    return jax.lax.psum(x, axes) if axes else x
 
 
 def padding(axis: str, size: int) -> int:

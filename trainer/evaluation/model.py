@@ -249,7 +249,7 @@ class TextModel(LoadedModel):
         key = (width, max_new_tokens, *stop)
         if key not in self._samplers:
             settings = SamplerSettings(width, max_new_tokens, SLOTS_PER_DEVICE * self._shards, CHUNK)
-            stops = StopCriteria(self._ends, tuple(stop), self.decode)
+            stops = StopCriteria.of(self._ends, stop, self._tokenizer)
             self._samplers = {key: Sampler(self._cfg, settings, self._mesh, stops)}
         sampler, seed = self._samplers[key], jax.random.fold_in(jax.random.key(self.step), first)
         copy = sampler.load_params(self._params)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from conf.schema.training.model import read_model_section
+from conf.schema.training.model import AnyModel, Model, read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.loops import load_loop
 from trainer.step.program import Program
@@ -51,9 +51,15 @@ def fits(peak: float, experiment: RunFile) -> bool:
     return hbm is None or peak <= USABLE_HBM_FRACTION * hbm
 
 
+def remat_policies(model: AnyModel) -> tuple[str, ...]:
+    """Return the policies that a model may have, as in REMAT_POLICIES."""
+    has_experts = isinstance(model, Model) and model.experts is not None
+    return tuple(p for p in REMAT_POLICIES[model.kind] if p != "chunks" or not has_experts)
+
+
 def remat_candidates(experiment: RunFile) -> Iterator[RunFile]:
     """Yield the experiment with each policy that it allows."""
-    remat, policies = experiment.model.remat, REMAT_POLICIES[experiment.model.kind]
+    remat, policies = experiment.model.remat, remat_policies(experiment.model)
     for policy in policies if remat == "auto" else (remat,):
         yield with_model_overrides(experiment, remat=policy)
 

@@ -25,7 +25,7 @@ from conf.strict_json import dumps
 from trainer.distributed import mesh as meshes
 from trainer.fit import slices
 from trainer.fit.memory import GIB, CompilerError, MemoryReport, measure_all, require_compiler, slice_mesh
-from trainer.fit.remat import REMAT_POLICIES, USABLE_HBM_FRACTION, remat_candidates, with_model_overrides
+from trainer.fit.remat import USABLE_HBM_FRACTION, remat_candidates, remat_policies, with_model_overrides
 from trainer.models import attention
 
 Overrides = dict[str, Any]
@@ -87,7 +87,7 @@ def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
 
 def stronger_remat_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Yield policies that save less than the experiment's."""
-    policies = REMAT_POLICIES[experiment.model.kind]
+    policies = remat_policies(experiment.model)
     kept = "outputs" if experiment.model.remat == "offload" else experiment.model.remat
     for policy in policies[policies.index(kept) + 1 :]:
         yield {"model.remat": policy}

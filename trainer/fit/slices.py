@@ -59,6 +59,8 @@ def why_none(experiment: RunFile, slice_: Topology) -> str:
         return "no forecast: how long answers of loop=grpo get is not known before the run"
     if not isinstance(experiment.loop, LmLoop):
         return f"no forecast: only loop=lm has published step times to calibrate on, not {experiment.loop.kind}"
+    if getattr(experiment.model, "experts", None) is not None:
+        return "no forecast: no published step time of a model with experts to calibrate on"
     if slice_.generation not in FACTORS:
         known = ", ".join(FACTORS)
         return f"no forecast: no published step time of {slice_.generation} to calibrate on; calibrated: {known}"

@@ -15,10 +15,10 @@ from jax import lax
 from conf.schema.training.layer_kinds import layer_kind
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
-from trainer.distributed.mesh import DeviceBatch
+from trainer.distributed.mesh import DeviceBatch, over_devices
 from trainer.extension import load_extension
 from trainer.losses import token_logprobs
-from trainer.models import decoder, maha, residual
+from trainer.models import decoder, experts, maha, residual
 from trainer.models.weights import Params
 from trainer.step.metric_sums import Mean, MetricSums
 from trainer.step.train_step import LossFn
@@ -115,9 +115,9 @@ def loss(cfg: Model, loop: LmLoop | None = None) -> LossFn:
         return _own_loss(cfg, loop)
 
     def sums(params: Params, batch: DeviceBatch) -> MetricSums:
-        hidden = _hidden_states(params, cfg, batch)
+        hidden, load = _hidden_and_load(params, cfg, batch)
         nats = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
-        return _components(cfg, nats, nats, batch["weights"].sum())
+        return _components(cfg, nats, nats, batch["weights"].sum(), load)
 
     return sums
 
@@ -126,30 +126,36 @@ def _own_loss(cfg: Model, loop: LmLoop) -> LossFn:
     own = load_extension("token loss", loop.loss, "loop.loss", loop.loss_options)
 
     def sums(params: Params, batch: DeviceBatch) -> MetricSums:
-        hidden, weight = _hidden_states(params, cfg, batch), batch["weights"]
+        (hidden, load), weight = _hidden_and_load(params, cfg, batch), batch["weights"]
         logprobs, entropy = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         terms = own(logprobs, entropy)
         lm_loss = -(logprobs * weight).sum()
-        return _components(cfg, (terms * weight).sum(), lm_loss, weight.sum()) | {
+        return _components(cfg, (terms * weight).sum(), lm_loss, weight.sum(), load) | {
             "lm_loss": Mean(lm_loss, weight.sum())
         }
 
     return sums
 
 
-def _components(cfg: Model, objective: jax.Array, lm_loss: jax.Array, total: jax.Array) -> MetricSums:
-    """Return the loss, and of a model with attention at several scales what it consists of.
+def _components(
+    cfg: Model, objective: jax.Array, lm_loss: jax.Array, total: jax.Array, load: experts.Load | None
+) -> MetricSums:
+    """Return the loss, where it has penalties what it consists of, and the load of the experts.
 
-    objective, lm_loss, total: sums over tokens of the loss without the penalty, of the cross-entropy, of the weights.
+    objective, lm_loss, total: sums over tokens of the loss without penalties, of the cross-entropy, of the weights.
     """
-    if cfg.attention_form != "maha":
-        return {"loss": Mean(objective, total)}
-    sparsity = maha.sparsity_penalty(cfg) * total
-    return {
-        "loss": Mean(objective + sparsity, total),
-        "lm_loss": Mean(lm_loss, total),
-        "sparsity": Mean(sparsity, total),
-    }
+    found: MetricSums = {}
+    if cfg.attention_form == "maha":
+        sparsity = maha.sparsity_penalty(cfg) * total
+        objective, found["sparsity"] = objective + sparsity, Mean(sparsity, total)
+    if load is not None:
+        per_token = over_devices(total) / jnp.maximum(over_devices(load.tokens), 1)
+        objective = objective + cfg.router_aux_loss_coef * per_token * load.balance
+        found["router_aux_loss"] = Mean(load.balance, load.tokens)
+        found["busiest_expert"] = Mean(load.busiest, load.tokens)
+    if cfg.attention_form == "maha" or cfg.router_aux_loss_coef:
+        found["lm_loss"] = Mean(lm_loss, total)
+    return {"loss": Mean(objective, total)} | found
 
 
 def build_eval(cfg: Model, accumulation: int) -> EvalFn:
@@ -187,6 +193,12 @@ def build_eval(cfg: Model, accumulation: int) -> EvalFn:
 
 def _hidden_states(params: Params, cfg: Model, batch: DeviceBatch) -> jax.Array:
     return decoder.forward(params, cfg, batch["tokens"], _positions_of(batch), batch.get("segments"))
+
+
+def _hidden_and_load(params: Params, cfg: Model, batch: DeviceBatch) -> tuple[jax.Array, experts.Load | None]:
+    if cfg.experts is None:
+        return _hidden_states(params, cfg, batch), None
+    return decoder.forward_with_load(params, cfg, batch["tokens"], _positions_of(batch), batch.get("segments"))
 
 
 def _positions_of(batch: DeviceBatch) -> jax.Array:

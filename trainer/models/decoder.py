@@ -1,6 +1,6 @@
 """The decoder: plain functions for every model family, configured by `conf.schema.training.model.Model`.
 
-`weights` defines the parameters; `layers` and `attention` compute the parts. Dropout and experts are not supported.
+`weights` defines the parameters; `layers`, `attention` and `experts` compute the parts. Dropout is not supported.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.extension import model_family
-from trainer.models import maha, per_layer, residual
+from trainer.models import experts, maha, per_layer, residual
 from trainer.models.attention import self_attention, soft_cap
 from trainer.models.layers import (
     apply_rope,
@@ -52,6 +52,8 @@ REMAT_SAVED_NAMES = {
     "chunks": (),
 }
 """Names of the arrays inside a layer that are saved for the backward pass, by `model.remat`."""
+ROUTES = ("route",)
+"""Saved by all of them: which experts the tokens take, which another computation of the same could decide otherwise."""
 FFN_CHUNK_TOKENS = 4096
 """Tokens per device in each feed-forward chunk with `model.remat` chunks.
 
@@ -80,7 +82,27 @@ def forward(
     """
     if cfg.implementation is not None:
         return model_family(cfg.implementation).forward(params, cfg, tokens, positions, segments)
-    attention = attention or causal_attention(segments, cfg)
+    return _forward(params, cfg, tokens, positions, attention or causal_attention(segments, cfg), None)[0]
+
+
+def forward_with_load(
+    params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array, segments: jax.Array | None
+) -> tuple[jax.Array, experts.Load]:
+    """Return `forward`, and the sum over all layers of how the tokens outside of segment 0 load the experts."""
+    counted = jnp.ones(tokens.shape, jnp.float32) if segments is None else (segments != 0).astype(jnp.float32)
+    hidden, load = _forward(params, cfg, tokens, positions, causal_attention(segments, cfg), counted)
+    assert load is not None, "the tokens that count are told"
+    return hidden, load
+
+
+def _forward(
+    params: Params,
+    cfg: Model,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attention: AttentionFn,
+    counted: jax.Array | None,
+) -> tuple[jax.Array, experts.Load | None]:
     first = embed(params, cfg, tokens, positions)
     own_input = per_layer.layer_input(params, cfg, tokens)
 
@@ -88,21 +110,28 @@ def forward(
         kind = layer_kind(cfg, i)
 
         def compute(x: jax.Array, first: jax.Array, weights: Params, shared: KeysAndValues | None) -> Any:
+            measured: list[experts.Load] | None = None if counted is None else []
             used: list[KeysAndValues] = []
 
             def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
                 used.append((key, value))
                 return attention(query, key, value, window)
 
-            x = decoder_layer(x, first, weights, cfg, positions, kind, attend, shared=shared, own_input=own_input)
-            return x, used[-1] if kind.letter in state.shared and not kind.shares else None
+            x = decoder_layer(
+                x, first, weights, cfg, positions, kind, attend,
+                counted=counted, measured=measured, shared=shared, own_input=own_input,
+            )  # fmt: skip
+            own = used[-1] if kind.letter in state.shared and not kind.shares else None
+            return x, measured[0] if measured else None, own
 
         shared = state.shared.get(kind.letter) if kind.shares else None
-        x, own = _with_remat(compute, cfg)(state.x, first, weights, shared)
-        return _State(x, state.shared | ({} if own is None else {kind.letter: own}))
+        x, load, own = _with_remat(compute, cfg)(state.x, first, weights, shared)
+        kept = state.shared | ({} if own is None else {kind.letter: own})
+        return _State(x, jax.tree.map(jnp.add, state.load, load), kept)
 
-    last = apply_layers(params["layers"], cfg, _State(first, _no_keys(cfg, first)), layer)
-    return final_hidden(last.x, params, cfg)
+    begin = None if counted is None else experts.Load(*jnp.zeros(3))
+    last = apply_layers(params["layers"], cfg, _State(first, begin, _no_keys(cfg, first)), layer)
+    return final_hidden(last.x, params, cfg), last.load
 
 
 KeysAndValues = tuple[Any, Any]
@@ -111,6 +140,7 @@ KeysAndValues = tuple[Any, Any]
 
 class _State(NamedTuple):
     x: jax.Array
+    load: experts.Load | None
     shared: dict[str, KeysAndValues]  # of the newest layer with each letter that later layers share
 
 
@@ -212,16 +242,16 @@ def _apply_stretch(
     return state
 
 
-def _with_remat(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., jax.Array]:
+def _with_remat(compute: Callable[..., Any], cfg: Model) -> Callable[..., Any]:
     """Wrap `compute` to save what `model.remat` selects for the backward pass; inputs are always saved."""
     if cfg.remat == "none":
         return compute
     policies, names = jax.checkpoint_policies, REMAT_SAVED_NAMES[cfg.remat]
     if cfg.remat == "offload":  # to the memory of the TPU's host, while the next layers are computed
-        offloaded = {"names_which_can_be_saved": (), "names_which_can_be_offloaded": names}
+        offloaded = {"names_which_can_be_saved": ROUTES, "names_which_can_be_offloaded": names}
         places = {"offload_src": "device", "offload_dst": "pinned_host"}
         return jax.checkpoint(compute, policy=policies.save_and_offload_only_these_names(**offloaded, **places))
-    return jax.checkpoint(compute, policy=policies.save_only_these_names(*names))
+    return jax.checkpoint(compute, policy=policies.save_only_these_names(*names, *ROUTES))
 
 
 def unstack_layers(stacks: Params, cfg: Model, layers: range) -> list[Params]:
@@ -247,13 +277,16 @@ def decoder_layer(
     attention: AttentionFn,
     connect: residual.Connection = residual.connect,
     *,
+    counted: jax.Array | None = None,
+    measured: list[experts.Load] | None = None,
     shared: KeysAndValues | None = None,
     own_input: per_layer.LayerInput | None = None,
 ) -> jax.Array:
     """Return the residual stream [B, T, D] after one layer.
 
     first: the stream before all layers; weights: this layer's own; kind: its `layer_kind`; connect: adds a branch to
-    the stream; shared: what the attention of a layer without keys gets in their place; own_input: see `per_layer`.
+    the stream; counted, measured: the tokens of `experts.feed_forward`, and where it puts the load of its experts;
+    shared: what the attention of a layer without keys gets in their place; own_input: see `per_layer`.
     """
     cfg = sized(cfg, kind)
     if cfg.residual_scalars:
@@ -277,7 +310,13 @@ def decoder_layer(
         return ended(attend_to(x, weights, positions), "post_attention_norm")
 
     def feed_forward(x: jax.Array) -> jax.Array:
-        return ended(mlp(begun(x, "mlp_norm"), weights, cfg), "post_mlp_norm")
+        x = begun(x, "mlp_norm")
+        if cfg.experts is None:
+            return ended(mlp(x, weights, cfg), "post_mlp_norm")
+        out, load = experts.feed_forward(x, weights, cfg, counted)
+        if measured is not None and load is not None:
+            measured.append(load)
+        return ended(out, "post_mlp_norm")
 
     with jax.named_scope("attention"):
         x = connect(attend, x, weights, "attention", cfg)

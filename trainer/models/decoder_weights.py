@@ -20,7 +20,7 @@ from conf.schema.training.model import Lora, Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.weight_names import INPUT_AXES, adapted_matrices, unmatched_modules
 from trainer.extension import model_family
-from trainer.models import maha, per_layer, residual
+from trainer.models import experts, maha, per_layer, residual
 from trainer.models.weights import Params, Weight, uniform
 
 
@@ -129,10 +129,13 @@ def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     if cfg.pre_norms:
         yield from _norm_weights(cfg, "mlp_norm")
     gated = cfg.mlp in ("geglu", "swiglu")
-    if gated:
-        yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
-    yield "up", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
-    yield "down", Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
+    if cfg.experts is not None:
+        yield from experts.weight_entries(cfg, inits.by_dim, inits.down)
+    else:
+        if gated:
+            yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
+        yield "up", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
+        yield "down", Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
     if cfg.biases in ("mlp", "all"):
         if gated:
             yield "gate_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)

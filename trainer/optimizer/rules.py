@@ -29,13 +29,17 @@ from conf.schema.training.weight_names import wrong_groups
 from trainer.distributed.checksums import leaf_path, named_leaves
 from trainer.models.weights import Weight, weight_table
 
+MERGED = (("head_dim", "heads"), ("head_dim", "kv_heads"), ("experts", "layers"))
+"""Axes that become one with the axis before them."""
+
 
 @dataclass(frozen=True)
 class MatrixView:
     """A weight with some of its axes merged.
 
     Attributes:
-        shape: [layers, inputs, outputs] for a layer matrix, [layers, n] for a layer vector, [a, b] for another matrix.
+        shape: [layers, inputs, outputs] for a layer matrix, where each expert counts as a layer, [layers, n] for a
+            layer vector, [a, b] for another matrix.
         axes: the logical axes merged into each of these axes.
         trained: false for a constant.
     """
@@ -47,18 +51,18 @@ class MatrixView:
     @property
     def is_stacked(self) -> bool:
         """Return whether the first axis counts layers."""
-        return self.axes[:1] == (("layers",),)
+        return bool(self.axes) and self.axes[0][0] == "layers"
 
 
 def matrix_views(cfg: AnyModel) -> dict[str, MatrixView]:
-    """Return each weight's view by its dotted path, with the two axes of heads merged into one."""
+    """Return each weight's view by its dotted path: the two axes of heads are one, and each expert is a layer."""
     return {path: _matrix_view(weight) for path, weight in named_leaves(weight_table(cfg)).items()}
 
 
 def _matrix_view(weight: Weight) -> MatrixView:
     merged: list[tuple[str | None, ...]] = []
     for axis in weight.axes:
-        if axis == "head_dim" and merged and merged[-1][-1] in ("heads", "kv_heads"):
+        if merged and (axis, merged[-1][-1]) in MERGED:
             merged[-1] = (*merged[-1], axis)
         else:
             merged.append((axis,))
@@ -162,7 +166,7 @@ def _update_rule(opt: Optimizer, cfg: AnyModel, path: str, view: MatrixView) -> 
 
 
 def _muon_rule(opt: Muon, cfg: AnyModel, view: MatrixView, group: ParamGroup) -> UpdateRule:
-    layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / view.shape[0]) ** 2
+    layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / cfg.num_layers) ** 2
     _, inputs, outputs = view.shape
     factor = {
         "none": 1.0,

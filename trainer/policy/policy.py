@@ -240,7 +240,7 @@ class Policy:
         key = hash(settings)
         if key not in self._copies:
             texts = self.loop.sampler.stop if self.loop else ()
-            stops = StopCriteria(self.prompts.stop_tokens, texts, self.prompts.decode)
+            stops = StopCriteria.of(self.prompts.stop_tokens, texts, self.prompts.tokenizer)
             made = Sampler(self.cfg, settings, self._mesh, stops)
             self._copies = {key: (made, made.load_params(self._params))}
         return self._copies[key]

@@ -22,7 +22,7 @@ from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_families import TensorMapping, tensor_mappings, tensors_without_use
+from trainer.pretrained.hf_tensors import TensorMapping, packed_experts, tensor_mappings, tensors_without_use
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -79,8 +79,11 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
         PretrainedError: a shard is missing or truncated, a tensor is missing, unknown, quantized or has another shape,
             or the output layer of a tied model has other values than its embedding.
     """
-    wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in tensor.names(cfg)}
-    places = {name: place for tensor in tensor_mappings(cfg) for name, place in tensor.names(cfg).items()}
+    wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in tensor.places(cfg)}
+    packed = {name: tensor for tensor in packed_experts(cfg) for name in tensor.places(cfg)}
+    separate = {name for name in wanted if packed and ".experts." in name}
+    wanted |= packed
+    places = {name: place for tensor in dict.fromkeys(wanted.values()) for name, place in tensor.places(cfg).items()}
     names, table, params = frozenset({*wanted, HEAD}), weight_table(cfg), {}
     useless = tensors_without_use(cfg)
     head: np.ndarray | None = None
@@ -103,14 +106,16 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
     if head is not None:
         embedding = next(tensor for tensor in tensor_mappings(cfg) if tensor.param_names == (EMBEDDING,))
         if wanted.pop(embedding.hf_name, None):
-            _copy_into_params(params, table, HEAD, embedding, head, 0)
+            _copy_into_params(params, table, HEAD, embedding, head, ())
         elif not np.array_equal(*_with_one_dtype(head, params[EMBEDDING])):
             raise PretrainedError(
                 f"{folder}: config.json ties {HEAD} to {embedding.hf_name}, and the two tensors differ; set "
                 "tie_word_embeddings to false in a copy of the folder to train the model with both"
             )
-    if wanted:
-        missing = sorted(wanted)
+    unused = packed.keys() if packed.keys() <= wanted.keys() else separate
+    if not unused <= wanted.keys():
+        raise PretrainedError(f"{folder}: has experts both separate and packed; remove one of the two")
+    if missing := sorted(wanted.keys() - unused):
         raise PretrainedError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
     return params
 
@@ -150,7 +155,7 @@ def _plan_shards(params: Params, cfg: Model, dtype: str | None) -> list[int]:
     shards, size = [0], 0
     for tensor in tensor_mappings(cfg):
         tree = params["layers"] if tensor.in_layers else params
-        names = tensor.names(cfg)
+        names = tensor.places(cfg)
         for _ in names:
             arrays = [tree[ours] for ours in tensor.param_names]
             items = (math.prod(x.shape) * (jnp.dtype(dtype) if dtype else x.dtype).itemsize for x in arrays)
@@ -168,8 +173,8 @@ def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[t
     for tensor in tensor_mappings(cfg):
         tree = params["layers"] if tensor.in_layers else params
         stacked = [np.asarray(tree[ours]) for ours in tensor.param_names]
-        for name, place in tensor.names(cfg).items():
-            array = tensor.write(*([part[place] for part in stacked] if tensor.is_per_layer else stacked))
+        for name, place in tensor.places(cfg).items():
+            array = tensor.write(*(part[place] for part in stacked))
             root = "" if name == "lm_head.weight" else "transformer." if cfg.norm == "layer" else "model."
             # a copy, because a view would keep all layers in memory
             yield f"{root}{name}", np.array(array, dtype=dtype and jnp.dtype(dtype), order="C")
@@ -196,16 +201,15 @@ def write_safetensors(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _copy_into_params(
-    params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray, place: int
+    params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray, place: tuple[int, ...]
 ) -> None:
-    """Copy a tensor to its place in the stack; the first layer's tensor allocates the arrays of all layers."""
+    """Copy a tensor to its place; the first tensor of a weight allocates its array of all layers."""
     try:
         parts = tensor.read(array)
     except (ValueError, IndexError):
         parts = ()
-    shapes = [(table["layers"] if tensor.in_layers else table)[ours].shape for ours in tensor.param_names]
-    if tensor.is_per_layer:
-        shapes = [shape[1:] for shape in shapes]
+    tree = table["layers"] if tensor.in_layers else table
+    shapes = [tree[ours].shape[len(place) :] for ours in tensor.param_names]
     if [part.shape for part in parts] != shapes or tensor.write(*parts).shape != array.shape:
         raise PretrainedError(f"{name}: the shape {array.shape} does not match config.json")
     for ours, part in zip(tensor.param_names, parts, strict=True):

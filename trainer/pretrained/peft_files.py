@@ -15,7 +15,8 @@ from conf.schema.training.layer_kinds import plain_name
 from conf.schema.training.model import AnyModel, Lora, Model
 from trainer.models.decoder_weights import INPUT_AXES
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained import hf_families, hf_files
+from trainer.pretrained import hf_files
+from trainer.pretrained.hf_tensors import tensor_mappings
 from trainer.pretrained.run_weights import StoreError
 
 CONFIG_FILE = "adapter_config.json"
@@ -45,7 +46,7 @@ class _Adapter(NamedTuple):
     module: str
     outputs: dict[str, int]  # by matrix
     adapted: tuple[str, ...]
-    layer: int | None
+    layer: tuple[int, ...] | None
 
 
 def write_adapter(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
@@ -131,7 +132,7 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
     """Yield the adapters of the model. Raises StoreError if PEFT has no place for one."""
     table = weight_table(cfg)
     named = {name.removesuffix("_lora_a") for name in (*table, *table["layers"]) if name.endswith("_lora_a")}
-    for tensor in hf_families.tensor_mappings(cfg):
+    for tensor in tensor_mappings(cfg):
         adapted = tuple(name for name in tensor.param_names if name in named)
         if not adapted:
             continue
@@ -143,7 +144,7 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
             continue
         shapes = {name: table["layers"][name].shape[1 + INPUT_AXES[plain_name(name)] :] for name in tensor.param_names}
         outputs = {name: math.prod(shape) for name, shape in shapes.items()}
-        for name, place in tensor.names(cfg).items():
+        for name, place in tensor.places(cfg).items():
             yield _Adapter(f"model.{name.removesuffix('.weight')}", outputs, adapted, place)
 
 

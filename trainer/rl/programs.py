@@ -11,9 +11,10 @@ from jax import lax
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop_parts import stop_problem
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from conf.schema.training.run_yaml import RunFile
+from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.prompting import PromptEncoder, Question
 from trainer.distributed import mesh as meshes
 from trainer.distributed.mesh import Batch, DeviceBatch, check_accumulation
@@ -32,10 +33,11 @@ PAD_ID = 0
 
 
 def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncoder) -> Sampler:
-    """Return the sampler for rollouts and evaluations, which share its programs."""
-    return Sampler(
-        cfg, sampler_settings(loop), mesh, StopCriteria(prompting.stop_tokens, loop.sampler.stop, prompting.decode)
-    )
+    """Return the sampler for rollouts and evaluations, which share its programs. Raises RunFileError."""
+    if problem := stop_problem(loop.sampler.stop, prompting.tokenizer.special_tokens):
+        raise RunFileError(f"loop.sampler.stop: {problem}")
+    stops = StopCriteria.of(prompting.stop_tokens, loop.sampler.stop, prompting.tokenizer)
+    return Sampler(cfg, sampler_settings(loop), mesh, stops)
 
 
 def sampler_settings(loop: GrpoLoop) -> SamplerSettings:

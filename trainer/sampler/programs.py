@@ -79,12 +79,12 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
 def copy_params(params: Params, cfg: Model) -> Params:
     """Return the weights with stacked layers unstacked into a list, so that no token slices them, in compute dtypes.
 
-    Norms, biases and scalars stay float32, as the trainer computes with them.
+    Norms, biases, scalars and routers stay float32, as the trainer computes with them.
     """
 
     def typed(path: Any, weight: jax.Array) -> jax.Array:
         name = path[-1].key
-        in_float32 = "norm" in name or name.endswith(("_bias", "_scale", "_logits"))
+        in_float32 = "norm" in name or name == "router" or name.endswith(("_bias", "_scale", "_logits"))
         return weight if in_float32 else weight.astype(cfg.activation_dtype)
 
     copy = jax.tree.map_with_path(typed, params)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from conf.schema.training.loop_parts import Sampling
 from conf.schema.training.settings import Mesh
+from trainer.tokenizer.loading import Tokenizer
 
 MIN_BUCKET = 128
 MIN_CACHE_LENGTH = 256
@@ -77,6 +78,14 @@ class StopCriteria:
     token_ids: tuple[int, ...]
     strings: tuple[str, ...] = ()
     decode: Callable[[Sequence[int]], str] | None = None
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer) -> "StopCriteria":
+        """Return the criteria of these tokens and texts; a text that names a special token is that token."""
+        special = tokenizer.special_tokens
+        named = [special[text] for text in texts if text in special]
+        others = tuple(text for text in texts if text not in special)
+        return cls(tuple(dict.fromkeys([*token_ids, *named])), others, tokenizer.decode)
 
     def find_end(self, tokens: Sequence[int], seen: int) -> int | None:
         """Return how many tokens to keep, including the first stop text, or None if there is none.

@@ -23,7 +23,7 @@ from conf.schema.training.layer_kinds import attended_entries
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import PodFacts
 from trainer.distributed.runtime import gather_numbers, gather_texts
-from trainer.models import maha, weights
+from trainer.models import experts, maha, weights
 
 GIB = 2**30
 
@@ -61,13 +61,14 @@ class Stopwatch:
 def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
     """Return the floating-point operations of an update on this many tokens, excluding recomputation.
 
-    6 per matrix weight and token, 4 if it is frozen, plus attention over the tokens a layer may attend to, ignoring
-    causality (https://arxiv.org/abs/2204.02311, appendix B). Of a model of the user's own, 6 per weight and token.
+    6 per token and matrix weight that it takes, 4 if that is frozen, plus attention over the tokens a layer may attend
+    to, ignoring causality (https://arxiv.org/abs/2204.02311, appendix B). Of a model of the user's own, 6 per weight
+    and token.
     """
     if cfg.implementation is not None:
         return 6.0 * tokens * weights.num_params(cfg)
     table = weights.weight_table(cfg)
-    uses = maha.uses_per_token(cfg) | {"per_layer_table": 0}
+    uses = maha.uses_per_token(cfg) | experts.uses_per_token(cfg) | {"per_layer_table": 0}
     each = {name: (6.0 if w.trained else 4.0) * math.prod(w.shape) for name, w in table["layers"].items()}
     layers = sum(uses.get(name, 1) * each[name] for name, w in table["layers"].items() if len(w.shape) > 2)
     seen = attended_entries(cfg, sequence)

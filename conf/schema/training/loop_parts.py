@@ -5,7 +5,7 @@ Of sampling: how the policy is sampled, in which environment, and what corrects 
 defaults: values live only in YAML.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
@@ -19,6 +19,14 @@ MAX_DECODE_CHUNK = 64
 """Maximum tokens per row between two checks by the host, so that it notices a preemption in time."""
 
 
+def stop_problem(texts: Iterable[str], special: Collection[str]) -> str:
+    """Return which of `loop.sampler.stop` can end no response; empty if all can. special: names of tokens."""
+    for text in texts:
+        if text not in special and (name := next((name for name in special if name in text), None)):
+            return f"{text!r} holds the special token {name}, which is in no text of a response; set {name} alone"
+    return ""
+
+
 class Sampling(Strict):
     """Sampling distribution, and how devices share the work."""
 
@@ -26,7 +34,9 @@ class Sampling(Strict):
     top_p: float | None = Field(
         gt=0, le=1, description="Sample from the likeliest tokens with this total probability. null: all."
     )
-    stop: tuple[Separator, ...] = Field(description="Texts that end a response, besides the end-of-text token.")
+    stop: tuple[Separator, ...] = Field(
+        description="Texts and special tokens that end a response; end-of-text tokens always do."
+    )
     slots: int | None = Field(
         ge=1,
         le=1_048_576,

@@ -10,72 +10,7 @@ import conf
 from conf.reference import Reference
 from conf.schema.base import LocalPath, Strict
 from conf.schema.training.loop_parts import Trm
-
-
-class LinearRopeScaling(Strict):
-    """Positions are divided by `factor` (https://arxiv.org/abs/2306.15595); Gemma 3 does so in its global layers."""
-
-    kind: Literal["linear"]
-    factor: float = Field(ge=1, description="Factor by which the context is extended.")
-
-
-class Llama3RopeScaling(Strict):
-    """Llama 3.1 scaling: low frequencies are divided by `factor`, high ones kept, those between interpolated.
-
-    https://arxiv.org/abs/2407.21783, section 3.2; values as in the published config.json.
-    """
-
-    kind: Literal["llama3"]
-    factor: float = Field(ge=1, description="Factor by which the context is extended.")
-    low_freq_factor: float = Field(
-        gt=0, description="Wavelengths above original_max_position_embeddings / this are scaled."
-    )
-    high_freq_factor: float = Field(gt=0, description="Wavelengths below original_max_position_embeddings / this stay.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
-
-
-class YarnRopeScaling(Strict):
-    """YaRN (https://arxiv.org/abs/2309.00071): slow rotations are divided by `factor`, fast ones kept."""
-
-    kind: Literal["yarn"]
-    factor: float = Field(ge=1, description="Factor by which the context is extended.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
-    attention_factor: float = Field(gt=0, description="Rotated queries and keys are multiplied by this.")
-    beta_fast: float = Field(gt=0, description="Frequencies with more rotations in the original context are kept.")
-    beta_slow: float = Field(gt=0, description="Frequencies with fewer rotations are divided by factor.")
-    truncate: bool = Field(description="Round the bounds between the two to whole frequencies.")
-    llama_4_scaling_beta: float = Field(
-        default=0.0,
-        ge=0,
-        description="Queries are multiplied by 1 + this * log(1 + floor(position / original_max_position_embeddings)).",
-    )
-
-
-Factors = tuple[Annotated[float, Field(gt=0)], ...]
-
-
-class LongRopeScaling(Strict):
-    """LongRoPE (https://arxiv.org/abs/2402.13753): each frequency is divided by its own factor."""
-
-    kind: Literal["longrope"]
-    short_factor: Factors = Field(description="Of each frequency, in texts within the original context.")
-    long_factor: Factors = Field(description="Of each frequency, in longer texts.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
-    attention_factor: float = Field(gt=0, description="Rotated queries and keys are multiplied by this.")
-
-
-class ProportionalRopeScaling(Strict):
-    """Gemma 4's: the first frequencies of whole heads, divided by `factor`; the other entries are not rotated."""
-
-    kind: Literal["proportional"]
-    factor: float = Field(ge=1, description="Factor by which the context is extended.")
-    partial_rotary_factor: float = Field(gt=0, le=1, description="Share of the frequencies.")
-
-
-RopeScaling = Annotated[
-    LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling | ProportionalRopeScaling,
-    Field(discriminator="kind"),
-]
+from conf.schema.training.rope import RopeScaling as RopeScaling
 
 
 class HyperConnections(Strict):
@@ -107,6 +42,20 @@ class Maha(Strict):
         description="Of convex: factor of the sum of the weights' absolute values, in each layer, in the training "
         "loss. They sum to 1, so it adds a constant and changes no gradient.",
     )
+
+
+class Experts(Strict):
+    """A feed-forward block of several, of which each token takes some. No token is dropped."""
+
+    count: int = Field(ge=2, le=4096, description="Experts of a layer.")
+    per_token: int = Field(ge=1, le=4096, description="Experts that a token takes, the likeliest of its router.")
+    norm_topk_prob: bool = Field(description="Divide the shares of a token's experts by their sum.")
+
+    @model_validator(mode="after")
+    def _a_token_takes_some(self) -> "Experts":
+        if self.per_token > self.count:
+            raise ValueError(f"per_token ({self.per_token}) must be at most count ({self.count})")
+        return self
 
 
 class Lora(Strict):
@@ -141,7 +90,7 @@ class Model(Strict):
     num_heads: int = Field(ge=1, le=1024, description="Number of query heads.")
     num_kv_heads: int = Field(ge=1, le=1024, description="Number of key and value heads. Must divide num_heads.")
     head_dim: int = Field(ge=2, le=1024, multiple_of=2, description="Width of one head.")
-    mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer.")
+    mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer, or of one expert.")
     global_head_dim: int | None = Field(
         default=None, ge=2, le=1024, multiple_of=2, description="head_dim of global layers. null: the same."
     )
@@ -179,6 +128,13 @@ class Model(Strict):
     )
     layer_scalars: bool = Field(default=False, description="Multiply each layer's output by a constant of its weights.")
     mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="Feed-forward block; the -glu ones are gated.")
+    experts: Experts | None = Field(default=None, description="Experts in all layers. null: one feed-forward block.")
+    router_aux_loss_coef: float = Field(
+        default=0.0,
+        ge=0,
+        description="With experts, of loop=lm: factor of the loss that balances them "
+        "(https://arxiv.org/abs/2101.03961), over the tokens that the devices compute together. 0: none.",
+    )
     biases: Literal["none", "qkv", "attention", "mlp", "all"] = Field(
         description="Projections with a bias. attention: qkv and the output projection. mlp: the feed-forward block's."
     )
@@ -305,6 +261,15 @@ class Model(Strict):
             for key, value in wanted.items():
                 if getattr(self, key) != value:
                     raise ValueError(f"attention_form maha needs {key} {value:{'' if isinstance(value, str) else 'g'}}")
+        if self.experts is not None:
+            allowed = {"mlp": ("swiglu", "geglu"), "biases": ("none", "qkv", "attention"), "implementation": (None,)}
+            for key, values in allowed.items():
+                if (value := getattr(self, key)) not in values:
+                    raise ValueError(f"experts: {key} {value} is not supported, only {', '.join(map(str, values))}")
+            if self.remat == "chunks":
+                raise ValueError("remat chunks is not supported with experts; use full")
+        elif self.router_aux_loss_coef:
+            raise ValueError("router_aux_loss_coef is of experts, and the model has none; use 0")
         if self.lora is not None and (self.attention_form != "causal" or self.implementation is not None):
             raise ValueError("lora: only attention_form causal of Slipway's own decoder has adapters; use null")
         return self
@@ -345,6 +310,7 @@ KEYS_FREE_OF_WEIGHTS = {
     "max_seq_len",
     "weights",
     "config_json",
+    "router_aux_loss_coef",
     "h_cycles",
     "l_cycles",
 }

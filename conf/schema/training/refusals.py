@@ -65,6 +65,8 @@ def refusals(run: Sections, seed: int, backend: str) -> Iterator[Refusal]:
     if isinstance(model, Model):
         yield from _lengths(model, loop, data)
         yield from _kernel(model, data, backend)
+        if model.router_aux_loss_coef and not isinstance(loop, LmLoop):
+            yield Refusal("model.router_aux_loss_coef", f"loop.kind={loop.kind} does not add this loss, only lm; use 0")
     if model is not None and getattr(model, "implementation", None) is None:
         lora = unmatched_modules(model) if isinstance(model, Model) else ()
         groups = run.optimizer.param_groups if run.optimizer else ()

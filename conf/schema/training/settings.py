@@ -81,6 +81,12 @@ class ProfileSettings(Strict):
     updates: int = Field(ge=1, le=1000, description="Number of updates to trace.")
 
 
+def switched(value: object) -> object:
+    """Return what a switch means where a section is expected: its defaults, or none; another value as it is."""
+    word = str(value).lower()
+    return {} if word in ("true", "yes", "on") else None if word in ("false", "no", "off") else value
+
+
 WANDB_NAME = r"^[^/\\#?%:\s]+$"
 """Valid W&B project and team names."""
 
@@ -111,7 +117,7 @@ class Logging(Strict):
     wandb: Annotated[
         Wandb | None,
         VOLATILE,
-        BeforeValidator(lambda value: ({} if value else None) if isinstance(value, bool) else value),
+        BeforeValidator(switched),
     ] = Field(description="W&B settings; true: all by default. null: off. See docs/runs.md.")
     trackers: Annotated[tuple[Annotated[str, OrReference(TRACKERS)], ...], VOLATILE] = Field(
         default=(),

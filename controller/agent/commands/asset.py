@@ -212,7 +212,9 @@ def _run(
     folder: Path, argv: list[str], code: str, env: dict[str, str], mask: SecretMask, bucket: str
 ) -> AgentError | None:
     """Run the command and return why it failed, if it did; its folder becomes `output` only if it succeeds."""
-    _end_earlier(folder)
+    earlier = read_json(folder / "process.json")  # of an agent that was killed
+    if earlier is not None and is_alive(earlier):
+        send_signal(os.killpg, earlier["pid"], signal.SIGKILL)
     work, draft, log = folder / "work", folder / "draft", folder / "build.log"
     for old in (work, draft):
         remove_tree(old)
@@ -240,13 +242,6 @@ def _run(
         return AgentError(f"`{shlex.join(argv)}` {why}; its log is {where}", tail)
     draft.rename(folder / "output")
     return None
-
-
-def _end_earlier(folder: Path) -> None:
-    """End the command of an agent that was killed."""
-    earlier = read_json(folder / "process.json")
-    if earlier is not None and is_alive(earlier):
-        send_signal(os.killpg, earlier["pid"], signal.SIGKILL)
 
 
 def _send(folder: Path, bucket: str, prefix: str, telling: ProgressReporter) -> None:

@@ -214,10 +214,12 @@ def uv() -> str:
 def program_env(venv: str, env: dict[str, str]) -> dict[str, str]:
     """Return the environment of a program in a venv: that of this session, then `env`, then the venv.
 
-    PATH includes the agent's `uv` for setup commands, because TPU VM images have none.
+    A PATH of `env` stands before this session's, without which there is no program. PATH
+    includes the agent's `uv` for setup commands, because TPU VM images have none.
     """
     merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
-    merged["PATH"] = f"{merged.get('PATH', os.defpath)}:{Path.home()}/.local/bin:{agent_root()}/uv/bin"
+    path = dict.fromkeys([*env.get("PATH", "").split(":"), *os.environ.get("PATH", os.defpath).split(":")])
+    merged["PATH"] = f"{':'.join(filter(None, path))}:{Path.home()}/.local/bin:{agent_root()}/uv/bin"
     if venv == NO_VENV:
         return merged
     folder = venv_folder(venv)

@@ -1,1 +1,4 @@
-"""What you and your project may do, as Google says."""
+"""Checks that ask Google who you are and what you and your project may do.
+
+Checks that need no cloud are one folder up. Imports what `controller/checks/` may.
+"""

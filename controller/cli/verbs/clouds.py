@@ -15,7 +15,7 @@ from conf.schema.topology import zone_region
 from conf.strict_json import dumps
 from controller import emulator
 from controller.cli.main import Command
-from controller.config.compose import compose
+from controller.config.compose import compose, sound
 from controller.core.errors import ConfigError
 from controller.core.events import confirm
 from controller.core.text import plural
@@ -140,9 +140,7 @@ def _print_result(
 
 def run_localcloud(command: Command) -> int:
     """`slipway localcloud start|stop|wipe|env|requests`: manage the emulated cloud."""
-    config, problems = compose([*command.overrides, "cloud=local"])
-    if config is None or problems:
-        raise ConfigError(problems)
+    config = sound(compose([*command.overrides, "cloud=local"]))
     assert isinstance(config.cloud, LocalCloud)
     action = command.flags.action
     if action == "start":

@@ -15,7 +15,7 @@ from conf.schema.config import Config
 from conf.strict_json import dumps
 from controller.cli.main import Command
 from controller.cli.verbs.runs import requested_runs
-from controller.config.compose import compose, quote_text
+from controller.config.compose import compose, quote_text, sound
 from controller.connect import open_context
 from controller.core.errors import ConfigError
 from controller.core.text import plural, print_wrapped
@@ -150,7 +150,4 @@ def compose_config(rows: list[RunRow], command: Command) -> Config:
         return command.options.cloud_config()
     overrides = [f"cloud={'local' if rows[0].get('cloud') == 'local' else 'gcp'}"]
     overrides += [f"cloud.project={quote_text(rows[0]['project'])}"] if rows[0].get("project") else []
-    config, problems = compose(overrides)
-    if config is None or problems:
-        raise ConfigError(problems)
-    return config
+    return sound(compose(overrides))

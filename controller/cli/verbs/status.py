@@ -12,7 +12,6 @@ from controller.cli.main import Command
 from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
 from controller.core.text import DEFAULT_WIDTH, format_duration, plural, result_lines, width_of, wrap
-from controller.gcp.google_errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
 from controller.lease import pod_lease, run_lease
 from controller.lease_store import DamagedLeaseError
@@ -171,12 +170,8 @@ def _cost_status(session: Session, node: Absent | Pending | Node) -> dict[str, A
     )
     spending.close_lost(billed_uid(node))
     spent = spending.usage()
-    google, where = session.context.google, {"bucket": session.plan.bucket, "prefix": f"{session.ledger.prefix}/"}
-    try:
-        listed = google.list_all("storage", "objects.list", "items", **where, fields="items(size),nextPageToken")
-        gigabytes = sum(int(item["size"]) for item in listed) / 1e9
-    except NotFoundError:
-        gigabytes = 0.0
+    listed = session.context.google.objects(session.plan.bucket, f"{session.ledger.prefix}/", "size")
+    gigabytes = sum(int(item["size"]) for item in listed) / 1e9
     price = spending.rate(node if isinstance(node, Node) else None)
     return {
         "pod_hours": round(spent.hours, 4),

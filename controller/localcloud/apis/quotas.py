@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -115,11 +116,15 @@ def check_limits(limits: object) -> None:
     """Raise ApiError 400 unless these are limits by the name of a quota."""
     by_region = [f"{name}{PER_REGION}" for name in metric_names()]
     known = [*COMPUTE_LIMITS, *ALL_REGIONS, *metric_names(), *by_region, *pool_names()]
-    if not isinstance(limits, Mapping) or not set(limits) <= set(known):
-        raise ApiError(400, f"quotas must be limits by name; known: {', '.join(known)}")
+    if not isinstance(limits, Mapping):
+        raise ApiError(400, f"cloud.quotas: must be limits by name; known: {', '.join(known)}")
+    for name in (name for name in limits if name not in known):
+        near = get_close_matches(str(name).lower().replace("_", "-"), {each.lower(): each for each in known}, n=3)
+        hint = f"closest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+        raise ApiError(400, f"cloud.quotas: the emulated project has no quota {name!r}; {hint}")
     for name, limit in limits.items():
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise ApiError(400, f"quotas: {name} must be a whole number of at least 0, not {limit!r}")
+            raise ApiError(400, f"cloud.quotas: {name} must be a whole number of at least 0, not {limit!r}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import random
 import re
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -40,7 +41,7 @@ class FaultSpec(BaseModel):
         given = [name for name in TRIGGERS if getattr(self, name) is not None]
         if len(given) > 1 or (self.needs_trigger and not given):
             word = "exactly" if self.needs_trigger else "at most"
-            raise ValueError(f"{self.kind} needs {word} one of {', '.join(TRIGGERS[:-1])} and {TRIGGERS[-1]}")
+            raise ValueError(f"needs {word} one of {', '.join(TRIGGERS[:-1])} and {TRIGGERS[-1]}")
         return self
 
     @property
@@ -242,9 +243,19 @@ def parse_fault(spec: Any) -> FaultSpec:
     """Parse a fault as written in YAML; raise ApiError 400 naming the invalid key, or the known kinds."""
     kind = spec.get("kind") if isinstance(spec, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ApiError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(KINDS)}")
+        near = get_close_matches(str(kind), KINDS, n=1)
+        given = f"unknown kind {kind!r}{f'; did you mean {near[0]}?' if near else ''}" if kind else "has no kind"
+        raise ApiError(400, f"cloud.faults: {given}; kinds: {', '.join(KINDS)}")
     try:
         return KINDS[kind].model_validate(spec)
     except ValidationError as error:
-        text = "; ".join(": ".join([*(str(part) for part in one["loc"]), one["msg"]]) for one in error.errors())
-        raise ApiError(400, f"cloud.faults ({kind}): {text}") from error
+        found = [_said(one, KINDS[kind]) for one in error.errors()]
+        raise ApiError(400, f"cloud.faults: {kind}: {'; '.join(found)}") from error
+
+
+def _said(error: Any, schema: type[FaultSpec]) -> str:
+    """Return what pydantic refuses in a fault, with the keys that it has."""
+    key, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key}; keys: {', '.join(schema.model_fields)}"
+    return f"{key}: {message[0].lower()}{message[1:]}" if key else message

@@ -9,7 +9,7 @@ import random
 import signal
 import struct
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,17 @@ class LoginServer(asyncssh.SSHServer):
             return
         self._startups.add(self)
         self._connections.add(conn)
-        limit_sessions(conn)
+        # refuse further sessions beside `MAX_SESSIONS`; forwarded ports do not count
+        internals: Any = conn  # asyncssh asks its server object only where there is no process factory
+        accept = internals._process_session_open
+
+        def accept_up_to_the_limit(packet: Any) -> Any:
+            sessions = [c for c in internals._channels.values() if isinstance(c, asyncssh.SSHServerChannel)]
+            if len(sessions) >= MAX_SESSIONS:
+                raise asyncssh.ChannelOpenError(OPEN_CONNECT_FAILED, "open failed")
+            return accept(packet)
+
+        internals._process_session_open = accept_up_to_the_limit
         freeze(conn, self._frozen())
 
     def auth_completed(self) -> None:
@@ -76,20 +86,6 @@ def is_dropped(startups: int, draw: float) -> bool:
     """
     start, rate, full = 10, 0.3, 100
     return startups >= start and draw < rate + (1 - rate) * (startups - start) / (full - start)
-
-
-def limit_sessions(connection: asyncssh.SSHServerConnection) -> None:
-    """Refuse further sessions beside `MAX_SESSIONS`; forwarded ports do not count."""
-    internals: Any = connection  # asyncssh asks its server object only where there is no process factory
-    accept = internals._process_session_open
-
-    def accept_up_to_the_limit(packet: Any) -> Any:
-        sessions = [c for c in internals._channels.values() if isinstance(c, asyncssh.SSHServerChannel)]
-        if len(sessions) >= MAX_SESSIONS:
-            raise asyncssh.ChannelOpenError(OPEN_CONNECT_FAILED, "open failed")
-        return accept(packet)
-
-    internals._process_session_open = accept_up_to_the_limit
 
 
 def freeze(connection: asyncssh.SSHServerConnection, frozen: bool) -> None:
@@ -141,42 +137,33 @@ async def serve_process(
     if process.term_type:
         await _run_with_terminal(process, arguments, variables)
     else:
-        await _run_with_pipes(process, arguments, variables, frozen)
-
-
-async def _run_with_pipes(
-    process: asyncssh.SSHServerProcess[bytes],
-    arguments: list[str],
-    variables: Mapping[str, str],
-    frozen: Callable[[], bool],
-) -> None:
-    # Own pipes, since asyncio's cannot be closed before the program ends.
-    output, error = os.pipe(), os.pipe()
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=output[1],
-            stderr=error[1],
-            env=variables,
-            cwd=variables["HOME"],
-            start_new_session=True,
+        # Own pipes, since asyncio's cannot be closed before the program ends.
+        output, error = os.pipe(), os.pipe()
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output[1],
+                stderr=error[1],
+                env=variables,
+                cwd=variables["HOME"],
+                start_new_session=True,
+            )
+        finally:
+            os.close(output[1])
+            os.close(error[1])
+        assert child.stdin is not None
+        feeding = asyncio.create_task(
+            _forward_input(process, child.stdin.write, child.stdin.drain, child.pid, child.stdin.close)
         )
-    finally:
-        os.close(output[1])
-        os.close(error[1])
-    assert child.stdin is not None
-    feeding = asyncio.create_task(
-        _forward_input(process, child.stdin.write, child.stdin.drain, child.pid, child.stdin.close)
-    )
-    try:
-        await asyncio.gather(
-            _copy_output(output[0], process.stdout, frozen), _copy_output(error[0], process.stderr, frozen)
-        )
-        code = await child.wait()
-    finally:
-        feeding.cancel()
-    _report_exit(process, code)
+        try:
+            await asyncio.gather(
+                _copy_output(output[0], process.stdout, frozen), _copy_output(error[0], process.stderr, frozen)
+            )
+            code = await child.wait()
+        finally:
+            feeding.cancel()
+        _report_exit(process, code)
 
 
 async def _copy_output(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Callable[[], bool]) -> None:

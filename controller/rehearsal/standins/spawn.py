@@ -1,7 +1,5 @@
 """Stands in for the launcher that starts one process per chip; one per worker is enough here."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 

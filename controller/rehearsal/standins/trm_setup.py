@@ -1,7 +1,5 @@
 """Stands in for the setup of the TRM programs: the data on this worker's disk, and one whole config file."""
 
-from __future__ import annotations
-
 import json
 import os
 

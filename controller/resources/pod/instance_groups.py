@@ -13,7 +13,7 @@ from typing import Any
 from controller.context import Context
 from controller.gcp.answers import Caller, delete_when_ready, leaf, poll_compute, wait_compute
 from controller.gcp.client import GoogleClient
-from controller.gcp.google_errors import ConflictError, ExistsError, GoogleError, NotFoundError
+from controller.gcp.google_errors import ConflictError, ExistsError, GoogleError
 from controller.resources.deletions import DeletionPendingError, delete_slice
 from controller.resources.pod.instance_bodies import (
     MAX_PREFIX,
@@ -30,14 +30,6 @@ from controller.resources.pod.provisioner import IsAnswered, Place, SliceSpec, S
 API = "compute"
 
 
-def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
-    """Return a resource, or None if it does not exist."""
-    try:
-        return context.google.call(API, method, project=context.project, **names)
-    except NotFoundError:
-        return None
-
-
 def change(context: Context, method: str, seconds: float | None = None, **parameters: Any) -> None:
     """Send a request that changes a pod, and wait for its operation. Raises GoogleError on a refusal."""
     wait_compute(context, context.google.change_pod(API, method, project=context.project, **parameters), seconds)
@@ -50,7 +42,7 @@ class InstanceProvisioner:
     create_seconds: float
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
-        found = get(context, "instances.get", zone=zone, instance=name)
+        found = context.google.find(API, "instances.get", project=context.project, zone=zone, instance=name)
         return None if found is None else parse_instance(found)
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:
@@ -146,12 +138,17 @@ class GroupProvisioner:
                 delete_part(context, collection, part, region)
 
     def _wants_vms(self, context: Context, name: str, zone: str) -> bool:
-        manager = get(context, "instanceGroupManagers.get", zone=zone, instanceGroupManager=name)
+        manager = _manager(context, name, zone)
         return manager is not None and bool(manager.get("targetSize"))
 
     def _group(self, context: Context, name: str, zone: str) -> SliceStatus | None:
-        manager = get(context, "instanceGroupManagers.get", zone=zone, instanceGroupManager=name)
+        manager = _manager(context, name, zone)
         return None if manager is None else parse_group(read_group(context, manager, zone), zone)
+
+
+def _manager(context: Context, name: str, zone: str) -> dict[str, Any] | None:
+    where = {"project": context.project, "zone": zone, "instanceGroupManager": name}
+    return context.google.find(API, "instanceGroupManagers.get", **where)
 
 
 def _parts_of(context: Context, collection: str, name: str, region: str) -> Iterator[str]:
@@ -237,10 +234,8 @@ class InstanceVms:
         return [[*self._published(google, name), {**known, "value": name}] for name in self.names]
 
     def _published(self, google: GoogleClient, name: str) -> list[dict[str, str]]:
-        try:
-            answer = google.call(API, "instances.getGuestAttributes", **self._path(name), queryPath="hostkeys/")
-        except NotFoundError:
-            return []  # it has published nothing yet
+        where = {**self._path(name), "queryPath": "hostkeys/"}
+        answer = google.find(API, "instances.getGuestAttributes", **where) or {}  # it may have published nothing yet
         return answer.get("queryValue", {}).get("items", [])
 
     def _get(self, google: GoogleClient, name: str) -> dict[str, Any]:

@@ -103,7 +103,10 @@ class Ask:
             if not told:
                 self.context.events.note(self.subject, f"waiting until Google sees new rights: {answer.message}")
                 if "Service Agent" in answer.message:
-                    self._request_service_agent()
+                    try:
+                        plane_of(self.place.provisioner).request_service_agent(self.context, self.place.zone)
+                    except GoogleError as error:
+                        self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
             told = True
             yield self.context.poll_seconds
 
@@ -225,13 +228,6 @@ class Ask:
             self.maker.delete(self.context, self.name, self.place.zone, is_hurried=True)
         except DeletionPendingError as error:
             self.context.events.note(self.subject, str(error))
-
-    def _request_service_agent(self) -> None:
-        """Request the account with which Google creates VMs in the project; usually it makes it by itself."""
-        try:
-            plane_of(self.place.provisioner).request_service_agent(self.context, self.place.zone)
-        except GoogleError as error:
-            self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
 
     def _refused_wish(self, answer: Refusal) -> str:
         advice = plane_of(self.place.provisioner).advice

@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.context import Context
 from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.google_errors import ForbiddenError, GoogleError, NotFoundError, ServiceDisabledError
+from controller.gcp.google_errors import ForbiddenError, GoogleError, ServiceDisabledError
 from controller.resources.deletions import DeletionPendingError, deletions_here
 from controller.resources.pod.capacity_log import SURPLUS, record_end
 from controller.resources.pod.plane import Plane
@@ -119,14 +119,8 @@ class Slices:
 
     def _has_had_run(self, context: Context, status: SliceStatus) -> bool:
         """Return whether a run has claimed a slice."""
-        if not context.bucket:
-            return False
-        name = claim_name(self.name, status.uid)
-        try:
-            context.google.call("storage", "objects.get", bucket=context.bucket, object=name)
-        except NotFoundError:
-            return False
-        return True
+        where = {"bucket": context.bucket, "object": claim_name(self.name, status.uid)}
+        return bool(context.bucket) and context.google.find("storage", "objects.get", **where) is not None
 
     @property
     def has_several_planes(self) -> bool:

@@ -222,16 +222,10 @@ class QueuedProvisioner:
     create_seconds: float
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
-        try:
-            queued = context.google.call(
-                "tpu", "projects.locations.queuedResources.get", name=request_path(context, name, zone)
-            )
-        except NotFoundError:
+        path = request_path(context, name, zone)
+        if (queued := context.google.find("tpu", "projects.locations.queuedResources.get", name=path)) is None:
             return None
-        try:
-            answer = context.google.call("tpu", "projects.locations.nodes.get", name=node_path(context, name, zone))
-        except NotFoundError:
-            answer = None
+        answer = context.google.find("tpu", "projects.locations.nodes.get", name=node_path(context, name, zone))
         return parse_request(queued, answer, context.clock.now())
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:

@@ -17,7 +17,7 @@ from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding, Rule
 from controller.core.json_documents import DamagedRecordError, dump, load, type_problem
 from controller.core.text import is_folder
-from controller.gcp.google_errors import ConflictError, NotFoundError
+from controller.gcp.google_errors import ConflictError
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.env_inputs import GitRequirement, Vault
 from controller.inputs.git import clone, strip_password
@@ -66,11 +66,8 @@ class CodeArchive(Resource):
         return f"code/{self.name}.tar.gz"
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
-        try:
-            context.google.call("storage", "objects.get", bucket=self.bucket, object=self.object)
-        except NotFoundError:
-            return Absent()
-        return self
+        found = context.google.find("storage", "objects.get", bucket=self.bucket, object=self.object)
+        return Absent() if found is None else self
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         try:
@@ -106,10 +103,9 @@ class Wheels(Resource):
         return f"wheels of {len(self.lines)} git repositories in the bucket"
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
-        try:
-            manifest = load(context.google.download(self.bucket, self._asset_manifest), self._asset_manifest)
-        except NotFoundError:
+        if (content := context.google.read(self.bucket, self._asset_manifest)) is None:
             return Absent()
+        manifest = load(content, self._asset_manifest)
         if problem := type_problem(manifest, WheelsKeys, "it"):
             where = f"gs://{self.bucket}/{self._asset_manifest}"
             raise DamagedRecordError(f"{where} is damaged: {problem}; delete it, and they are built again")

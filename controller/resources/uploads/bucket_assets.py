@@ -114,10 +114,7 @@ class AssetInBucket(Resource):
         manifest = load_json(context.google.download(self.bucket, self.manifest_object), where)
         if not isinstance(manifest, dict):
             raise DamagedRecordError(f"{where} is damaged; delete it, and the next `slipway up` copies the asset again")
-        listed = context.google.list_all(
-            "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.content.prefix}/",
-            fields="items(name,generation,size,timeCreated),nextPageToken",
-        )  # fmt: skip
+        listed = context.google.objects(self.bucket, f"{self.content.prefix}/", "name,generation,size,timeCreated")
         items = {item["name"]: item for item in listed}
         names = {f"{self.content.prefix}/{name}" for name in manifest}
         if self.manifest_object not in items:  # deleted at this moment
@@ -149,7 +146,8 @@ class UploadedAsset(AssetInBucket):
                 output = run_recipe(self.content.recipe, key)
                 files = local_files(output, hashes)
                 refuse_links(files, output, f"{key}.build")
-            elsewhere = self._stored_objects(context)
+            items = context.google.objects(self.bucket, f"assets/{self.name}-", "name,size,md5Hash")
+            elsewhere = {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
             known = {f.local: d for f in files if f.url is None for d in hashes.digests([f.local]).values()}
             total = sum(f.local.stat().st_size for f in files if f.url is None)
             progress = Progress(context, self.id, total if all(f.url is None for f in files) else 0)
@@ -157,14 +155,6 @@ class UploadedAsset(AssetInBucket):
             with ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="upload") as pool:
                 list(pool.map(send, files))
         context.google.upload(self.bucket, self.manifest_object, manifest_text(files).encode())
-
-    def _stored_objects(self, context: Context) -> StoredObjects:
-        """Return the bucket's objects of this asset, in all versions."""
-        items = context.google.list_all(
-            "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
-            fields="items(name,size,md5Hash),nextPageToken",
-        )  # fmt: skip
-        return {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
 
     def _copy_file(
         self,

@@ -129,25 +129,29 @@ class SourceCopy:
             SourceError: a file cannot be fetched, or differs from what was listed.
         """
         with self._only_process():
-            hashes, missing = self._progress_of(pinned)
-            self._copy_files(pinned, missing, hashes, moved)
+            listed = self.google.objects(self.bucket, f"{self.prefix}/", "name,size")
+            there = {item["name"]: int(item["size"]) for item in listed}
+            known: dict[str, str] = json.loads(self._hashes_file.read_text()) if self._hashes_file.is_file() else {}
+            hashes, missing = dict[str, str](), list[SourceFile]()
+            for file in pinned.source_files():
+                sha256 = file.sha256 or known.get(file.name)
+                if sha256 is not None and there.get(f"{self.prefix}/{file.name}") == file.size:
+                    hashes[file.name] = sha256
+                else:
+                    missing.append(file)
+            largest = sorted((file.size for file in missing), reverse=True)[:THREADS]
+            if self.address.kind != "bucket":
+                require_space(self.folder, sum(largest), f"{self.source} with {THREADS} files at once")
+            pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="fetch")
+            try:
+                jobs = [pool.submit(self._copy_file, pinned.revision, file, hashes, moved) for file in missing]
+                for job in jobs:
+                    job.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
             manifest = dumps(hashes, indent=1, sort_keys=True) + "\n"
             self.google.upload(self.bucket, f"{self.prefix}/{MANIFEST}", manifest.encode())
             self._hashes_file.unlink(missing_ok=True)
-
-    def _copy_files(
-        self, pinned: PinnedSource, files: list[SourceFile], hashes: dict[str, str], moved: Callable[[int], None]
-    ) -> None:
-        largest = sorted((file.size for file in files), reverse=True)[:THREADS]
-        if self.address.kind != "bucket":
-            require_space(self.folder, sum(largest), f"{self.source} with {THREADS} files at once")
-        pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="fetch")
-        try:
-            jobs = [pool.submit(self._copy_file, pinned.revision, file, hashes, moved) for file in files]
-            for job in jobs:
-                job.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     @property
     def _hashes_file(self) -> Path:
@@ -159,23 +163,6 @@ class SourceCopy:
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-    def _progress_of(self, pinned: PinnedSource) -> tuple[dict[str, str], list[SourceFile]]:
-        """Return the SHA-256 of each file that has arrived, and the files that have not."""
-        listed = self.google.list_all(
-            "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.prefix}/",
-            fields="items(name,size),nextPageToken",
-        )  # fmt: skip
-        there = {item["name"]: int(item["size"]) for item in listed}
-        known: dict[str, str] = json.loads(self._hashes_file.read_text()) if self._hashes_file.is_file() else {}
-        hashes, missing = dict[str, str](), list[SourceFile]()
-        for file in pinned.source_files():
-            sha256 = file.sha256 or known.get(file.name)
-            if sha256 is not None and there.get(f"{self.prefix}/{file.name}") == file.size:
-                hashes[file.name] = sha256
-            else:
-                missing.append(file)
-        return hashes, missing
 
     def _copy_file(self, revision: str, file: SourceFile, hashes: dict[str, str], moved: Callable[[int], None]) -> None:
         target = f"{self.prefix}/{file.name}"

@@ -254,6 +254,8 @@ OWN_BOS = """data.bos='<|bos|>'"""
         (None, [*LANGUAGE, "data.tokenizer=bytes", "model.vocab_size=256"], []),
         (None, [*LANGUAGE, "data.tokenizer=characters", "model.vocab_size=3"], ["which has 4 IDs; set 4"]),
         (None, [*LANGUAGE, "data.tokenizer=characters", "model.vocab_size=4"], []),
+        (None, [QUICK, "loop.sampler.stop=['<bos>',x]"], []),
+        (None, [QUICK, "loop.sampler.stop=['a<bos>']"], ["loop.sampler.stop: 'a<bos>' holds the special token <bos>"]),
         (BPE, [*WORDS, OWN_BOS, "data.eos='<|bos|>'", "model.vocab_size=3"], []),
         (BPE, [*WORDS, OWN_BOS, "data.eos='<|bos|>'", "model.vocab_size=2"], ["which has 3 IDs; set 3"]),
         (UNIGRAM, [*WORDS, OWN_BOS, "model.vocab_size=2"], ["3 IDs", "no special token <eos>; it has <|bos|>"]),

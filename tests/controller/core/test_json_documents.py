@@ -130,7 +130,7 @@ def test_run_yaml() -> None:
 
 def test_the_end_of_a_program_in_the_bucket() -> None:
     def ended(**body: Any) -> str | None:
-        google = SimpleNamespace(download=lambda bucket, name: json.dumps(body).encode())
+        google = SimpleNamespace(read=lambda bucket, name: json.dumps(body).encode())
         return Ledger(cast(Any, google), "b", "r").exit_status(0, 1)
 
     assert ended(format=FORMAT, code=3, signal=None) == "code 3"

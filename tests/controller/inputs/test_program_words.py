@@ -15,7 +15,7 @@ from tests.composed import config_of
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("print()\n")
     return tmp_path
 
 

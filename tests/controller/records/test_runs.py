@@ -138,7 +138,7 @@ def test_a_bad_row_of_the_bucket_is_left_out_and_no_reader_ever_meets_it(
     good = json.dumps(GOOD_ROW)
     rows = {"index/good-1.json": good, "index/r-1.json": text, "index/foreign.json": good}
     items = [{"name": name, "metadata": {"row": row}} for name, row in rows.items()]
-    bucket: Any = SimpleNamespace(list_all=lambda *_, **__: [*items, {"name": "index/none.json"}])
+    bucket: Any = SimpleNamespace(objects=lambda *_: [*items, {"name": "index/none.json"}])
     left_out: list[index.LeftOut] = []
     assert [row["run"] for row in index.list_published_rows(bucket, "b", left_out)] == ["good-1"]
     assert {row.where for row in left_out} == {"index/r-1.json", "index/foreign.json"}

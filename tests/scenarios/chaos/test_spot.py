@@ -21,6 +21,7 @@ from controller.config.compose import compose
 from controller.context import Context
 from controller.core.events import Event, Events
 from controller.core.this_process import iso_timestamp
+from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ConflictError, NotFoundError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile import Absent, Diff, ObservedResources
@@ -113,6 +114,10 @@ class Pod:
 
 class Google:
     """Queued resources and nodes on a market, and a bucket; in the place of `controller.gcp.client.Google`."""
+
+    find = GoogleClient.find
+    objects = GoogleClient.objects
+    read = GoogleClient.read
 
     def __init__(self, market: Market) -> None:
         self.market, self.clock = market, DayClock(EPOCH)

@@ -148,7 +148,7 @@ def of_metadata(key: str, content: bytes) -> Any:
     """A bucket whose object has this text as custom metadata, which is Unicode."""
     described = {"name": f"index/{RUN}.json", "metadata": {key: content.decode(errors="replace")}}
     facts = described | {"generation": "1", "updated": "2026-01-01T00:00:00.000Z"}
-    return SimpleNamespace(object_metadata=lambda *_: (facts, 0.0), list_all=lambda *_, **__: iter([facts]))
+    return SimpleNamespace(object_metadata=lambda *_: (facts, 0.0), objects=lambda *_: [facts])
 
 
 def read_scores(content: bytes) -> Any:

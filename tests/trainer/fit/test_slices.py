@@ -205,5 +205,8 @@ def test_a_zone_without_a_price_gives_way_to_the_cheapest():
 def test_what_cannot_be_told_has_a_reason(lm_run, grpo_run):
     assert slices.why_none(RunFile.model_validate(lm_run), find_topology("v5litepod-8")) == ""
     assert "no published step time of v3" in slices.why_none(RunFile.model_validate(lm_run), find_topology("v3-8"))
+    experts = {"model": lm_run["model"] | {"experts": {"count": 4, "per_token": 2, "norm_topk_prob": True}}}
+    why = slices.why_none(RunFile.model_validate(lm_run | experts), find_topology("v5litepod-8"))
+    assert why == "no forecast: no published step time of a model with experts to calibrate on"
     grpo = slices.why_none(RunFile.model_validate(grpo_run), find_topology("v5litepod-8"))
     assert grpo == "no forecast: how long answers of loop=grpo get is not known before the run"

@@ -135,6 +135,15 @@ def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
             assert stop not in ByteTokenizer().decode(response.tokens[:-1])
 
 
+def test_a_special_token_among_the_texts_ends_a_row_although_no_text_shows_it():
+    """Decoded texts leave special tokens out, so as a text it would end nothing."""
+    bytes_ = ByteTokenizer()
+    stops = StopCriteria.of([EOS_ID], ["x", "<bos>", "<eos>"], bytes_)
+    assert (stops.token_ids, stops.strings) == ((EOS_ID, bytes_.special_tokens["<bos>"]), ("x",))
+    assert stops.find_end(list(b"ax"), 0) == 2
+    assert StopCriteria.of([], ["<|im_end|>"], bytes_).strings == ("<|im_end|>",)  # a text to this tokenizer
+
+
 @pytest.mark.parametrize(
     ("mesh", "words"),
     [

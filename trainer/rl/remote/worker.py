@@ -157,7 +157,7 @@ class _SamplerProcess:
         prompting, rows = self._questions.prompt_encoder, loop.prompts_per_task * loop.group_size
         sampling = loop.sampler.model_copy(update={"mesh": None})  # that of the config is for the trainer's devices
         settings = SamplerSettings.from_config(sampling, loop.max_prompt_length, loop.max_new_tokens, rows)
-        stops = StopCriteria(prompting.stop_tokens, loop.sampler.stop, prompting.decode)
+        stops = StopCriteria.of(prompting.stop_tokens, loop.sampler.stop, prompting.tokenizer)
         self._sampler = Sampler(experiment.decoder, settings, mesh, stops)
         self._abstract = abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
         self._random_key = jax.random.key(experiment.seed)

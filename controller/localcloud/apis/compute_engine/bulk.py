@@ -170,7 +170,11 @@ class Slices(Service):
                     booted = {**_with_address(instance, worker.address), "metadata": {"items": items}}
                     booted["status"] = "TERMINATED" if worker.index == missing else "RUNNING"
                     self.store.put(COMPUTE_KIND, path, {**booted, "lastStartTimestamp": timestamp(now)})
-                    _limit_disk(self.workers.home(worker).parent / DISK_FILE, instance)
+                    # Leave a VM with a small boot disk what the image does not take of it
+                    boot = next((disk for disk in instance.get("disks", ()) if disk.get("boot")), {})
+                    size = int((boot.get("initializeParams") or {}).get("diskSizeGb") or IMAGE_GB)
+                    if size < 100:
+                        (self.workers.home(worker).parent / DISK_FILE).write_text(str(max(0, size - _USED_GB)))
             longest = self.scheduled_seconds(found, "maxRunDuration")  # counts from each start
             phase, ends = "ACTIVATING" if self.is_group(found) else "ACTIVE", now + longest if longest else None
             opens = now + self.settings.delay("boot to SSH", found["owner"])
@@ -335,11 +339,3 @@ def _with_address(instance: Document, address: str) -> Document:
     if cards[0].get("accessConfigs"):
         cards[0]["accessConfigs"] = [{**config, "natIP": address} for config in cards[0]["accessConfigs"]]
     return {**instance, "networkInterfaces": cards}
-
-
-def _limit_disk(free: Any, instance: Document) -> None:
-    """Leave a VM with a small boot disk what the image does not take of it."""
-    boot = next((disk for disk in instance.get("disks", ()) if disk.get("boot")), {})
-    size = int((boot.get("initializeParams") or {}).get("diskSizeGb") or IMAGE_GB)
-    if size < 100:
-        free.write_text(str(max(0, size - _USED_GB)))

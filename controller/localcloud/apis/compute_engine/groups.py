@@ -32,8 +32,8 @@ class Groups(Service):
     """Methods beside those that all kinds share."""
 
     methods: ClassVar = {
-        "compute.v1:instanceGroupManagers.": "resize listManagedInstances listErrors deleteInstances",
-        "compute.v1:": "instanceGroupManagerResizeRequests.insert instanceGroups.list",
+        "compute.v1:instanceGroupManagers.": "resize listManagedInstances listErrors",
+        "compute.v1:": "instanceGroups.list",
     }
     slices: Slices
     parts: Parts
@@ -180,26 +180,6 @@ class Groups(Service):
             for error in attempt["errors"]
         ]  # fmt: skip
         return {"items": items}
-
-    def _delete_instances(self, call: ApiCall) -> Document:
-        """Delete all VMs of a group; a part of a slice cannot be deleted."""
-        path, group = self.compute.find(GROUPS, call)
-        found = self.slices.of_owner(path)
-        members = set(found["members"] if found else ())
-        wanted = {str(url).rpartition("/")[2] for url in call.body.get("instances", ())}
-        if strange := sorted(wanted - members):
-            message = f"Instance '{strange[0]}' is not a member of the instance group manager."
-            raise invalid_field("instances[0]", strange[0], message)
-        if wanted != members:
-            raise wrong_size(len(members - wanted), len(members))
-        self.store.put(COMPUTE_KIND, path, {**group, "targetSize": 0})
-        self.slices.leave(path)
-        self.compute.begin(call, BULK_INSERT, path, "slice.remove", delay="delete instanceGroupManagers")
-        return self.compute.begin(call, "deleteInstances", path)
-
-    def _instance_group_manager_resize_requests_insert(self, call: ApiCall) -> Document:
-        self.compute.find(GROUPS, call)
-        raise ApiError(400, "Creating resize requests for managed instance group with TPU is not allowed")
 
     def _instance_groups_list(self, call: ApiCall) -> Document:
         """Return the instance groups that belong to the managed ones."""

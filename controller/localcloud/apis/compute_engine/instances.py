@@ -32,9 +32,7 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 90, 7200
 class TpuInstances(Service):
     """Rules of instances, and methods beside those that all kinds share."""
 
-    methods: ClassVar = {
-        "compute.v1:instances.": "stop start setMetadata setLabels getGuestAttributes simulateMaintenanceEvent"
-    }
+    methods: ClassVar = {"compute.v1:instances.": "stop start setMetadata setLabels getGuestAttributes"}
     slices: Slices
     compute: Compute
 
@@ -43,7 +41,7 @@ class TpuInstances(Service):
         return {INSTANCES.plural: Rules(**begin, show=self._show, leave=self._leave, gone=self.slices.remove)}
 
     def effects(self) -> dict[str, Effect]:
-        return {"instance.stopped": self._on_stopped, "instance.maintained": self._on_maintained}
+        return {"instance.stopped": self._on_stopped}
 
     def _refuse(self, call: ApiCall) -> None:
         machine = self._machine(call.body)
@@ -65,7 +63,11 @@ class TpuInstances(Service):
         if kind is None:
             raise ApiError(400, f"Invalid machine type {machine.name} in zone {zone}.")
         waits = capacity_tier(body.get("scheduling") or {}) == "flex_start"
-        valid = _valid_seconds(body.get("params") or {})
+        asked = ((body.get("params") or {}).get("requestValidForDuration") or {}).get("seconds")
+        if asked is not None and int(asked) and not _SHORTEST_WAIT <= int(asked) <= _LONGEST_WAIT:
+            why = f"Must be 0, or between {_SHORTEST_WAIT} and {_LONGEST_WAIT} seconds."
+            raise invalid_field("params.requestValidForDuration", asked, why)
+        valid = None if asked is None else int(asked)
         body = {key: value for key, value in body.items() if key != "params"}
         instance = self.networks.prepare_resource("instances", zone, body, path)
         found = self.slices.add(path, machine.name, kind, [instance])
@@ -144,16 +146,6 @@ class TpuInstances(Service):
     def _machine(self, instance: Mapping[str, Any]) -> TpuMachine | None:
         return tpu_machine(str(instance.get("machineType", "")))
 
-    def _alone(self, call: ApiCall) -> tuple[str, Document, Document]:
-        """Return path, instance and slice of a TPU VM that is a slice by itself."""
-        path, instance = self.compute.find(INSTANCES, call)
-        found = self.workers.vms.slice_of(path)
-        if found is None:
-            raise ApiError(501, "The emulated cloud does this only with TPU VMs.")
-        if self.slices.is_group(found):
-            raise wrong_size(len(found["members"]) - 1, len(found["members"]))
-        return path, instance, found
-
     def _stop(self, call: ApiCall) -> Document:
         return self._switch(call, "stop", ("RUNNING", "STOPPING", "TERMINATED"), "STOPPED", "instance.stopped")
 
@@ -162,7 +154,12 @@ class TpuInstances(Service):
 
     def _switch(self, call: ApiCall, verb: str, statuses: tuple[str, str, str], phase: str, effect: str) -> Document:
         """Stop or start a TPU VM; `statuses` are those before, meanwhile and afterwards."""
-        path, instance, found = self._alone(call)
+        path, instance = self.compute.find(INSTANCES, call)
+        found = self.workers.vms.slice_of(path)
+        if found is None:
+            raise ApiError(501, "The emulated cloud does this only with TPU VMs.")
+        if self.slices.is_group(found):
+            raise wrong_size(len(found["members"]) - 1, len(found["members"]))
         before, meanwhile, after = statuses
         if instance["status"] == after:
             return self.compute.begin(call, verb, path)
@@ -208,34 +205,9 @@ class TpuInstances(Service):
             return {"selfLink": link, "variableKey": key, "variableValue": items[0]["value"]}
         return {"selfLink": link, "queryPath": query, "queryValue": {"items": items}}
 
-    def _simulate_maintenance_event(self, call: ApiCall) -> Document:
-        """Take the VMs of a slice down for maintenance: a spot slice is preempted, another one restarts."""
-        path, instance = self.compute.find(INSTANCES, call)
-        if self.workers.vms.slice_of(path) is None or instance["status"] != "RUNNING":
-            raise not_ready(path)
-        return self.compute.begin(call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained")
-
-    async def _on_maintained(self, path: str) -> None:
-        found = self.workers.vms.slice_of(path)
-        if found is None:
-            return
-        if found["tier"] == "spot":
-            await self.slices.preempt([found["id"]])
-        else:
-            await self.slices.restart(found, self.settings.delay("maintenance", path))
-
 
 def _with_defaults(scheduling: Mapping[str, Any]) -> Document:
     """Return a VM's scheduling as it is shown: SPOT is preemptible, and only a standard VM restarts by itself."""
     model = scheduling.get("provisioningModel", "STANDARD")
     default = {"onHostMaintenance": "MIGRATE", "provisioningModel": model, "preemptible": model == "SPOT"}
     return {**default, "automaticRestart": model == "STANDARD", **scheduling}
-
-
-def _valid_seconds(params: Mapping[str, Any]) -> int | None:
-    """Return how long a flex-start request waits for capacity, or None without a limit."""
-    asked = (params.get("requestValidForDuration") or {}).get("seconds")
-    if asked is not None and int(asked) and not _SHORTEST_WAIT <= int(asked) <= _LONGEST_WAIT:
-        why = f"Must be 0, or between {_SHORTEST_WAIT} and {_LONGEST_WAIT} seconds."
-        raise invalid_field("params.requestValidForDuration", asked, why)
-    return None if asked is None else int(asked)

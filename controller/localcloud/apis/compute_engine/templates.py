@@ -30,16 +30,6 @@ _IMAGE = re.compile(
 )
 
 
-def check_image(reference: str, field: str) -> None:
-    """Raise ApiError 400 or 404 unless the URL names an image or a family that exists."""
-    found = _IMAGE.fullmatch(reference)
-    if found is None:
-        raise invalid_field(field, reference, "The URL is malformed.")
-    project, name = found.groups()
-    if not re.fullmatch(f"{_FAMILIES.get(project, '.+')}(-v\\d+)?", name):
-        raise not_found(reference[reference.find("projects/") :])
-
-
 _POLICIES = (
     "workloadPolicy",
     "groupPlacementPolicy",
@@ -190,7 +180,12 @@ def _check_disks(properties: Mapping[str, Any], where: str) -> None:
         raise invalid_field(f"{where}disks", "", "No disks are specified.")
     made = boots[0].get("initializeParams") or {}
     if image := made.get("sourceImage"):
-        check_image(image, f"{where}disks[0].initializeParams.sourceImage")
+        found = _IMAGE.fullmatch(image)
+        if found is None:
+            raise invalid_field(f"{where}disks[0].initializeParams.sourceImage", image, "The URL is malformed.")
+        project, name = found.groups()
+        if not re.fullmatch(f"{_FAMILIES.get(project, '.+')}(-v\\d+)?", name):
+            raise not_found(image[image.find("projects/") :])
     elif "source" not in boots[0]:
         why = "A source image or a disk must be specified."
         raise invalid_field(f"{where}disks[0].initializeParams.sourceImage", "", why)
@@ -215,16 +210,6 @@ def check_startable(properties: Mapping[str, Any]) -> None:
 INTERNAL_ERROR = "Internal error. Please try again or contact Google Support. (Code: '-5708443290156853209')"
 
 
-def no_capacity(zone: str, machine: str) -> ApiError:
-    """Return the error of a zone without room. `zonesAvailable` is empty: Google names no other zone."""
-    message = (
-        f"The zone 'projects/{PROJECT}/zones/{zone}' does not have enough resources available to fulfill the "
-        f"request.  '(resource type:compute)'. A {machine} VM instance is currently unavailable in the {zone} zone. "
-        "zonesAvailable: ''"
-    )
-    return ApiError(503, message, status="UNAVAILABLE", reason="ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
-
-
 def wrong_size(size: int, wanted: int) -> ApiError:
     """Return the refusal of a part of a slice: https://github.com/GoogleCloudPlatform/magic-modules/pull/17153."""
     message = f"Target size should be {wanted} for given accelerator topology but was {size}."
@@ -240,7 +225,12 @@ def _creation_error(machine: str, spec: Document, zone: str, capacity: str, kind
     region = zone.rpartition("-")[0]
     match spec["kind"]:
         case "stockout":
-            return no_capacity(zone, machine)
+            message = (
+                f"The zone 'projects/{PROJECT}/zones/{zone}' does not have enough resources available to fulfill the "
+                f"request.  '(resource type:compute)'. A {machine} VM instance is currently unavailable in the {zone} "
+                "zone. zonesAvailable: ''"  # Google names no other zone
+            )
+            return ApiError(503, message, status="UNAVAILABLE", reason="ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
         case "quota":
             preemptible = capacity in ("spot", "flex_start")
             return quota_exceeded("PREEMPTIBLE_TPUS" if preemptible else "TPUS_PER_TPU_FAMILY", 0, region)

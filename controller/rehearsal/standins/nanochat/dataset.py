@@ -1,7 +1,5 @@
 """Stands in for the download of nanochat's shards: `python -m nanochat.dataset -n 105`."""
 
-from __future__ import annotations
-
 import argparse
 
 import standin

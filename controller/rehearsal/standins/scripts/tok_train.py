@@ -1,7 +1,5 @@
 """Stands in for the training of nanochat's tokenizer: `python -m scripts.tok_train`."""
 
-from __future__ import annotations
-
 import argparse
 
 import standin

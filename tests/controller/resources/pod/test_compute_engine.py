@@ -11,7 +11,9 @@ import pytest
 
 from controller.cleanup.orphans import billed_items, delete
 from controller.core.errors import CloudError
+from controller.core.this_process import Clock
 from controller.gcp.answers import delete_when_ready
+from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources import deletions
 from controller.resources.pod.compute_engine import ComputeEngine
@@ -262,7 +264,9 @@ def with_keys(*keys: str) -> tuple[Any, list[dict[str, Any]]]:
             raise NotFoundError(method, 404, "notFound", "nothing yet")
         return {"queryValue": {"items": [{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]}}
 
-    return SimpleNamespace(call=call, change_pod=call), sent
+    google: Any = GoogleClient(None, Clock())
+    google.call = google.change_pod = call
+    return google, sent
 
 
 def test_a_key_counts_if_every_vm_has_it_and_is_added_where_it_is_missing(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from controller.core.this_process import iso_timestamp
+from controller.core.this_process import Clock, iso_timestamp
+from controller.gcp.client import GoogleClient
 from controller.gcp.google_errors import ForbiddenError, GoogleError, NotFoundError
 from controller.lease_store import BucketLeaseStore, Identity
 from controller.reconcile import Absent
@@ -216,7 +217,8 @@ def test_a_record_that_cannot_be_read_ends_no_verb(
 def test_a_broken_file_is_one_line_and_one_that_was_being_written_is_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    google = Mock(call=Mock(side_effect=NotFoundError("get", 404, "NOT_FOUND", "gone")))
+    google: Any = GoogleClient(None, Clock())
+    google.call = Mock(side_effect=NotFoundError("get", 404, "NOT_FOUND", "gone"))
     context = make_context(google, tmp_path)
     gone = replace(GONE, project=context.project)
     record_deletion(context, gone)

@@ -77,8 +77,6 @@ def test_a_part_of_a_slice_is_neither_made_nor_deleted(cloud: EmulatedCloud, net
     path = f"{INSTANCES}/{first.rpartition('/')[2]}"
     cloud.refused("DELETE", path, None, 400, "Target size should be 2")
     cloud.refused("POST", f"{path}/stop", None, 400, "Target size should be 2")
-    part = {"instances": [first]}
-    cloud.refused("POST", f"{GROUPS}/parts/deleteInstances", part, 400, "Target size should be 2")
     assert topology_state(cloud.call_ok("GET", f"{GROUPS}/parts")) == "ACTIVE"
     assert "error" not in cloud.call_and_wait("POST", f"{GROUPS}/parts/resize?size=0")
     wait_for(lambda: not managed(cloud, "parts"), "its VMs are gone")
@@ -112,9 +110,6 @@ def test_what_is_absent_exists_already_or_cannot_be(cloud: EmulatedCloud, idle: 
     again = {"name": idle, "properties": template["properties"]}
     cloud.refused("POST", TEMPLATES, again, 409)
     assert cloud.call("PATCH", f"{TEMPLATES}/{idle}", again)[0] == 404, "a template cannot be changed"
-    words = "Creating resize requests for managed instance group with TPU is not allowed"
-    more = {"name": "more", "resizeBy": 2}
-    assert cloud.refused("POST", f"{GROUPS}/{idle}/resizeRequests", more, 400) == words
     for topology in ("2x3x5", "two by four"):
         odd = {"name": "odd", **workload_policy(topology)}
         cloud.refused("POST", POLICIES, odd, 400, "The accelerator topology is not supported.")

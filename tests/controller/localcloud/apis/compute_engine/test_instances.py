@@ -57,19 +57,6 @@ def test_metadata_is_changed_under_its_fingerprint_and_may_enable_guest_attribut
     cloud.delete(f"{INSTANCES}/told")
 
 
-@pytest.mark.parametrize(("model", "verb"), [("SPOT", "preempted"), ("STANDARD", "simulateMaintenanceEvent")])
-def test_simulated_maintenance_preempts_a_spot_vm_and_restarts_another(
-    cloud: EmulatedCloud, model: str, verb: str
-) -> None:
-    create(cloud, "moved", scheduling={"provisioningModel": model, "onHostMaintenance": "TERMINATE"})
-    cloud.call_and_wait("POST", f"{INSTANCES}/moved/simulateMaintenanceEvent")
-    wanted = "TERMINATED" if model == "SPOT" else "RUNNING"
-    wait_for(lambda: status(cloud, "moved") == wanted, wanted)
-    operations = cloud.listed(f"{ZONAL}/operations", "items")
-    assert f"compute.instances.{verb}" in {operation["operationType"] for operation in operations}
-    cloud.delete(f"{INSTANCES}/moved")
-
-
 @pytest.mark.parametrize(
     ("asked", "shown"),
     [

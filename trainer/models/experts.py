@@ -1,0 +1,190 @@
+"""Experts: a feed-forward block of several, of which a router gives each token the likeliest ones. None is dropped.
+
+Copies of the tokens are sorted by expert and multiplied group by group. Where a mesh splits the weights, each device
+takes its own rows: `mesh.fsdp` gathers the experts of a layer, `mesh.tensor` splits their inner width.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.nn.initializers import Initializer
+
+from conf.schema.training.model import Model
+from trainer.distributed import mesh as meshes
+from trainer.models.weights import Params, Weight
+
+MATRICES = {"expert_gate": ("embed", "hidden"), "expert_up": ("embed", "hidden"), "expert_down": ("hidden", "embed")}
+"""Logical axes of one expert's matrices, [inputs, outputs]."""
+BY_GROUP = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+"""The sum over the rows of each group."""
+
+
+class Load(NamedTuple):
+    """How evenly a layer's experts are used, or all layers' together; float32 scalars.
+
+    Attributes:
+        balance: the sum over this device's tokens of experts * (share of each expert in all choices of the batch) times
+            (its probability), and times `per_token`: that many for each token if all are used alike.
+        busiest: this device's tokens times the share of the busiest expert in all choices.
+        tokens: this device's tokens.
+    """
+
+    balance: jax.Array
+    busiest: jax.Array
+    tokens: jax.Array
+
+
+def weight_entries(cfg: Model, by_dim: Initializer, down: Initializer) -> Iterator[tuple[str, Weight]]:
+    """Yield the router and the experts of a layer."""
+    assert cfg.experts is not None, "the caller has experts"
+    count, sizes = cfg.experts.count, {"embed": cfg.dim, "hidden": cfg.mlp_dim}
+    yield "router", Weight((cfg.dim, count), ("embed", "experts"), by_dim)
+    for name, axes in MATRICES.items():
+        shape = (count, *(sizes[axis] for axis in axes))
+        yield name, Weight(shape, ("experts", *axes), down if name == "expert_down" else by_dim)
+
+
+def uses_per_token(cfg: Model) -> dict[str, float]:
+    """Return how often a token multiplies with all matrices of a name: the share of the experts that it takes."""
+    share = 1.0 if cfg.experts is None else cfg.experts.per_token / cfg.experts.count
+    return dict.fromkeys(MATRICES, share)
+
+
+def feed_forward(
+    x: jax.Array, weights: Params, cfg: Model, counted: jax.Array | None = None
+) -> tuple[jax.Array, Load | None]:
+    """Apply the experts to [B, T, D]; shape and dtype are preserved.
+
+    counted: float32 [B, T], the tokens that count for the load, which is None without them.
+    """
+    assert cfg.experts is not None, "the caller has experts"
+    rows = x.reshape(-1, x.shape[-1])
+    probabilities = _probabilities(rows, weights["router"])
+    # recomputed for the backward pass, near ties could fall otherwise
+    chosen = checkpoint_name(lax.top_k(lax.stop_gradient(probabilities), cfg.experts.per_token)[1], "route")
+    shares = jnp.take_along_axis(probabilities, chosen, axis=-1)
+    if cfg.experts.norm_topk_prob:
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+    matrices = [weights[name] for name in MATRICES]
+    if meshes.context_mesh() is None:
+        out = _computed(rows, chosen, shares, *matrices, cfg=cfg)
+    else:
+        extra = meshes.padding("batch", len(rows))
+        given = [jnp.pad(part, ((0, extra), (0, 0))) for part in (rows, chosen, shares)]
+        by_row = meshes.partition_spec("batch", None)
+        specs = [meshes.partition_spec("experts", *axes) for axes in MATRICES.values()]
+        per_device = jax.shard_map(
+            partial(_computed, cfg=cfg, is_split=True),
+            in_specs=(by_row, by_row, by_row, *specs),
+            out_specs=by_row,
+            check_vma=False,
+        )
+        out = per_device(*given, *matrices)[: len(rows)]
+    load = None if counted is None else _load(probabilities, chosen, counted.reshape(-1))
+    return checkpoint_name(out.reshape(x.shape), "output"), load
+
+
+def _probabilities(rows: jax.Array, router: jax.Array) -> jax.Array:
+    """Return each token's probabilities of the experts, [N, experts]: all in float32, which decides near ties."""
+    logits = jnp.matmul(rows.astype(jnp.float32), router.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    return jax.nn.softmax(logits, axis=-1)
+
+
+def _load(probabilities: jax.Array, chosen: jax.Array, counted: jax.Array) -> Load:
+    """Return the load of a layer; where each device has its own rows, shares are those of all devices."""
+    count = probabilities.shape[-1]
+    uses = meshes.over_devices(jnp.zeros(count, jnp.float32).at[chosen].add(counted[:, None]))
+    tokens = counted.sum()
+    shares = uses / jnp.maximum(uses.sum(), 1)
+    by_expert = jnp.einsum("n,ne->e", counted, probabilities, precision=lax.Precision.HIGHEST)
+    return Load(count * chosen.shape[1] * (shares * by_expert).sum(), tokens * shares.max(), tokens)
+
+
+def _computed(
+    rows: jax.Array,
+    chosen: jax.Array,
+    shares: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    *,
+    cfg: Model,
+    is_split: bool = False,
+) -> jax.Array:
+    """Return what the experts add for rows [N, D], from their choices and the shares of these [N, per_token].
+
+    is_split: the matrices are one device's parts of those of a mesh.
+    """
+    per_token, count = chosen.shape[1], gate.shape[0]
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    places = jnp.argsort(order)
+    sizes = jnp.zeros(count, jnp.int32).at[chosen.reshape(-1)].add(1)
+    taken = _permuted(jnp.repeat(rows, per_token, axis=0), order, places)
+
+    def product(x: jax.Array, weight: jax.Array, gathered: int) -> jax.Array:
+        return _grouped_product(x, weight, sizes, gathered if is_split else None)
+
+    gated, straight = (checkpoint_name(product(taken, weight, 1), "product") for weight in (gate, up))
+    act = jax.nn.silu if cfg.mlp == "swiglu" else partial(jax.nn.gelu, approximate=True)
+    out = _permuted(product(act(gated) * straight, down, 2), places, order)
+    mixed = (out.reshape(-1, per_token, out.shape[-1]).astype(jnp.float32) * shares[:, :, None]).sum(axis=1)
+    mixed = mixed.astype(rows.dtype)
+    return lax.psum(mixed, "tensor") if is_split else mixed
+
+
+@jax.custom_vjp
+def _permuted(x: jax.Array, order: jax.Array, places: jax.Array) -> jax.Array:
+    """Return the rows x[order]; places: the inverse, with which the gradient is a permutation too and no scatter."""
+    del places
+    return x[order]
+
+
+def _permuted_forward(x: jax.Array, order: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _permuted(x, order, places), places
+
+
+def _permuted_backward(places: jax.Array, change: jax.Array) -> tuple[jax.Array, None, None]:
+    return change[places], None, None
+
+
+_permuted.defvjp(_permuted_forward, _permuted_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _grouped_product(x: jax.Array, weight: jax.Array, sizes: jax.Array, gathered: int | None) -> jax.Array:
+    """Multiply rows [N, I], sorted by group, by [groups, I, O] to get [N, O] in the dtype of x.
+
+    sizes: rows of each group; gathered: the axis of the weight that `mesh.fsdp` splits. The weight's gradient leaves
+    its product in float32, and is added up so over the devices; gathered weights are not kept for it.
+    """
+    return lax.ragged_dot(x, _gathered(weight, x.dtype, gathered), sizes)
+
+
+def _gathered(weight: jax.Array, dtype: jnp.dtype, axis: int | None) -> jax.Array:
+    weight = weight.astype(dtype)
+    return weight if axis is None else lax.all_gather(weight, "fsdp", axis=axis, tiled=True)
+
+
+def _grouped_product_forward(
+    x: jax.Array, weight: jax.Array, sizes: jax.Array, gathered: int | None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    return _grouped_product(x, weight, sizes, gathered), (x, weight, sizes)
+
+
+def _grouped_product_backward(
+    gathered: int | None, saved: tuple[jax.Array, jax.Array, jax.Array], change: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    x, weight, sizes = saved
+    of_x = lax.ragged_dot(change, _gathered(weight, x.dtype, gathered).swapaxes(1, 2), sizes)
+    of_weight = lax.ragged_dot_general(x, change, sizes, BY_GROUP, preferred_element_type=jnp.float32)
+    if gathered is not None:
+        of_weight = lax.psum_scatter(of_weight, "fsdp", scatter_dimension=gathered, tiled=True)
+    return of_x, of_weight.astype(weight.dtype), None
+
+
+_grouped_product.defvjp(_grouped_product_forward, _grouped_product_backward)
