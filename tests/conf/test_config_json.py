@@ -101,8 +101,9 @@ def test_every_field_that_is_read_changes_the_model(kind):
         others["rope_parameters"] = MINISTRAL3
     if kind in GEMMA4_TEXT:
         others |= {"rope_parameters": ROTATIONS_OF_GEMMA4, "per_layer_config": {}, "num_kv_shared_layers": 6}
+        others |= {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
         others |= {"global_head_dim": 64, "hidden_size_per_layer_input": 8, "num_global_key_value_heads": 2}
-        given = {"attention_k_eq_v": True, "num_kv_shared_layers": 12}
+        given = {"attention_k_eq_v": True}
     if kind == "phi3":
         others["rope_scaling"] = LONGROPE
     for name, field in FIELDS[kind].items():
@@ -484,6 +485,8 @@ READ_AND_IGNORED = {
     "n_ctx",  # the size of the causal mask, as n_positions
     *("image_token_id", "image_token_index", "mm_tokens_per_image", "vision_config", "projector_hidden_act"),
     *("multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer"),
+    *("audio_config", "audio_token_id", "video_token_id"),
+    *("num_experts", "top_k_experts", "moe_intermediate_size"),  # with enable_moe_block only
 }
 """Fields that a model of transformers reads and that change no logits of the decoder without dropout."""
 OF_EXPERTS = {
@@ -499,7 +502,7 @@ OF_EXPERTS = {
 @pytest.mark.parametrize("kind", FIELDS)
 def test_what_transformers_has_ever_written_is_known_and_what_is_ignored_changes_nothing(kind):
     written, used = WRITTEN[kind]["written"], WRITTEN[kind]["read"]
-    assert len(written) > 40
+    assert len(written) > 30
     assert [name for name in written if name not in FIELDS[kind]] == []
     ignored = {name for name, field in FIELDS[kind].items() if field.use == "ignored"}
     assert ignored & set(used) <= READ_AND_IGNORED | (OF_EXPERTS if kind == "qwen3_moe" else set())
