@@ -82,8 +82,7 @@ def drive(orders: dict[str, Any]) -> None:
 def local_config(recorded: dict[str, Any], home: Path) -> Config:
     """Return the config for this machine: its own folder and, in a single region, the workers' internal addresses.
 
-    Raises:
-        ConfigError: another version of Slipway recorded the config.
+    Raises ConfigError if another version of Slipway recorded the config.
     """
     config = sound(validate(recorded))
     changed: dict[str, Any] = {"run": config.run.model_copy(update={"state_dir": str(home)})}

@@ -34,8 +34,7 @@ LOOPBACK = "127.0.0.1"
 def project_of(config: Config) -> str:
     """Return the project, or `your-project` if none is set; see `require_project`.
 
-    Raises:
-        ConfigError: the value from the environment or gcloud is not a project id.
+    Raises ConfigError if the value from the environment or gcloud is not a project id.
     """
     if isinstance(config.cloud, HereCloud):
         return HERE
@@ -63,11 +62,10 @@ def require_pods(config: Config) -> None:
 def open_context(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[Context, Emulator | None]]:
     """Open the context of a config and close it after the block; the emulated cloud is started on demand.
 
+    Raises ConfigError if the state folder is not writable, or the emulated cloud cannot start.
+
     Args:
         keep_awake: leave the emulated cloud running; otherwise its last user stops it if it holds no node.
-
-    Raises:
-        ConfigError: the state folder is not writable, or the emulated cloud cannot start.
     """
     state = _state_folder(config)
     emulator: Emulator | None = None

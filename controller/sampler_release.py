@@ -87,8 +87,7 @@ def _delete_without_bucket(
 ) -> bool:
     """Delete a pod whose lease cannot be read; return whether there was one.
 
-    Raises:
-        CloudError: another run may use it, as its workers say, or do not say.
+    Raises CloudError if another run may use it, as its workers say, or do not say.
     """
     if isinstance(seen, Absent):
         return False
@@ -207,8 +206,7 @@ class ReplacedRuns:
     def _plan_of(self, run_id: str, context: Context) -> Plan | None:
         """Return the plan of a run from its record; None if it has no pods of samplers to end.
 
-        Raises:
-            SlipwayError: the record is damaged.
+        Raises SlipwayError if the record is damaged.
         """
         bucket, state = self._plan.bucket, Path(self._plan.config.run.state_dir).expanduser()
         content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)

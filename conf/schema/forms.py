@@ -118,12 +118,13 @@ def repaired(kind: Any, given: Any) -> Any:
 NUMBER = re.compile(
     r"\$?(?P<value>[-+\d._]+(?:e[-+]?\d+)?)\s*(?P<of>[kmb%]|(?:/|\^|\*\*)(?P<other>[-+\d._]+))?", re.IGNORECASE
 )
+THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(,\d{3})+(?![\d,])")
 TIMES = {"k": 1e3, "m": 1e6, "b": 1e9, "%": 0.01, "": 1.0}
 
 
 def _number(text: str) -> float | None:
-    """Return what `$5`, `1k`, `5%`, `1/1000` and `10^-3` mean; None for another text."""
-    if (found := NUMBER.fullmatch(text.strip())) is None:
+    """Return what `$5`, `1k`, `1,000`, `5%`, `1/1000` and `10^-3` mean; None for another text."""
+    if (found := NUMBER.fullmatch(THOUSANDS.sub(lambda number: number[0].replace(",", ""), text.strip()))) is None:
         return None
     try:
         value, of, other = float(found["value"]), (found["of"] or "").lower(), float(found["other"] or 1)

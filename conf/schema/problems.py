@@ -123,7 +123,7 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
     if kind == "extra_forbidden":
         return ConfigProblem(".".join(path), unknown_key(raw, path, given))
     if given == "???":  # what Hydra's files write for a value that has to be given
-        about = next(_descriptions(path), "").partition(". ")[0].rstrip(".")
+        about = re.split(r"(?<!e\.g)\.(?: |$)", next(_descriptions(path), ""))[0]
         return ConfigProblem(key, f"is not set yet; write {key}=…{f' ({about})' if about else ''}")
     if kind == "invalid_key":
         reason = "a value stands where `key: value` belongs; a number has no comma, and a text with one is quoted"
@@ -185,7 +185,7 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         fields = models[0].model_fields.items()
         needed = [name for name, each in fields if name != "kind" and NoneType not in get_args(each.annotation)]
         first = next((name for name in ("name", *needed) if name in keys and str in types_at((*path, name))), "")
-        meant = f"set one of them, such as {key}.{first or keys[0]}=…"
+        meant = f"set one of them, such as {key}.{first or (needed or keys)[0]}=…"
         if first and isinstance(given, str):
             word = override([*path, first], given)
             meant = f"did you mean {word.strip(chr(39)) if PLAIN.fullmatch(given) else word}"
@@ -207,6 +207,8 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if path[:2] == ["sweep", "params"] and isinstance(given, dict):
         name, values = next(iter(given.items()), ("KEY", "…"))
         return f"a key of params is written with its dots: `{'.'.join([*path[2:], str(name)])}: {values}`"
+    if isinstance(given, str) and re.fullmatch(r"\[.*\]|\{.*\}", given) and not any(kind is str for kind in types):
+        return f"quotes make a text of a list or a mapping; leave them out: {path[-1]}: {given}"
     choices = _choices(types)
     if error["type"] == "literal_error" and len(types) > 1 and all(get_origin(each) is Literal for each in types):
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])  # of the kind that was chosen

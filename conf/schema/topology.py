@@ -51,12 +51,12 @@ class Topology:
     chips: int
     workers: int
     devices: int
-    shape: str | None  # None for one chip
-    hbm_bytes_per_chip: int | None  # None: unknown, as of the next one
-    bf16_flops_per_chip: float | None
-    runtime_version: str
-    zones: tuple[str, ...]
     usd_per_chip_hour: MappingProxyType[str, tuple[float | None, float | None]]  # zone: (on demand, spot)
+    shape: str | None = None  # None for one chip
+    hbm_bytes_per_chip: int | None = None  # None: unknown, as of the next one
+    bf16_flops_per_chip: float | None = None
+    runtime_version: str = ""
+    zones: tuple[str, ...] = ()
     flex_start_zones: tuple[str, ...] = ()
     on_tpu_api: bool = True
     machine_type: str = ""  # of Compute Engine; "" if it has none for this type
@@ -104,12 +104,11 @@ def usual_type(name: str) -> str:
 def find_topology(accelerator_type: str, machine_type: str | None = None) -> Topology:
     """Look up an accelerator type.
 
+    Raises UnknownTypeError if the table has no such type; the message names the nearest ones.
+
     Args:
         accelerator_type: `v6e-8`.
         machine_type: divides the chips among VMs of this type of Compute Engine; None: as the table does.
-
-    Raises:
-        UnknownTypeError: the table has no such type; the message names the nearest ones.
     """
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
@@ -168,8 +167,7 @@ def known_type(spelling: str) -> str:
 def type_of_shape(spelling: str) -> str:
     """Return the accelerator type of a generation and a topology: `v6e-8` of `v6e:2x4`.
 
-    Raises:
-        UnknownTypeError: the generation does not exist, or has no such topology.
+    Raises UnknownTypeError if the generation does not exist, or has no such topology.
     """
     generation, _, shape = spelling.partition(":")
     rows = [(name, row) for name, row in tpu_type_table()["types"].items() if row[0] == generation]
@@ -203,11 +201,6 @@ def this_machine(backend: str, devices: int) -> Topology:
         chips=devices,
         workers=1,
         devices=devices,
-        shape=None,
-        hbm_bytes_per_chip=None,
-        bf16_flops_per_chip=None,
-        runtime_version="",
-        zones=(),
         usd_per_chip_hour=MappingProxyType({}),
     )
 

@@ -52,8 +52,7 @@ VARIABLE = "SLIPWAY_DEVICE_LOCKS"
 def lock_devices(run_id: str) -> list[int]:
     """Lock the devices and return the descriptors of the files, which programs inherit.
 
-    Raises:
-        AgentError: another run has one of them.
+    Raises AgentError if another run has one of them.
     """
     held: list[int] = []
     for path in map(Path, filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))):

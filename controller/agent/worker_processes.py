@@ -196,8 +196,7 @@ def run_tool(
 ) -> str:
     """Run a program without a shell, in a folder, and return its stdout.
 
-    Raises:
-        AgentError: the program is missing, timed out, or (with `check`) failed; the detail quotes stderr.
+    Raises AgentError if the program is missing, timed out, or (with `check`) failed; the detail quotes stderr.
     """
     import subprocess
 

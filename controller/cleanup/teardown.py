@@ -59,8 +59,7 @@ class Teardown:
     def execute(self, listener: Callable[[Event], None]) -> None:
         """Delete what is to be deleted, dependents first; `listener` receives the progress.
 
-        Raises:
-            LeaseLostError: another controller has taken the pod over in the meantime.
+        Raises LeaseLostError if another controller has taken the pod over in the meantime.
         """
         lease = pod_lease(self.session.plan, self.session.context)
         try:
@@ -173,8 +172,7 @@ class Teardown:
 def plan_teardown(session: Session, everything: bool) -> Teardown:
     """Look at what is there, and decide what to delete.
 
-    Raises:
-        ConfigError: something else still uses a shared resource.
+    Raises ConfigError if something else still uses a shared resource.
     """
     notes = retry_deletions(session.context)
     rows = [row for row in _observe(session, everything, notes) if _is_there(row)]

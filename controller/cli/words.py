@@ -57,6 +57,7 @@ OTHER_FLAGS = {flag: meant for flags, meant in {
         "--yes skips the prompts",
     "-v": "messages are complete; --json prints one document, `slipway version` the version",
     "--verbose -q --quiet --silent --debug --log-level": "messages are complete; --json prints one document",
+    "--resume --continue": "the same command again resumes a run, from its last checkpoint",
     "-d --background": "--detach returns once the program has started",
     "-c -f --file --filename --yaml --task":
         "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",

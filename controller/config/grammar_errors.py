@@ -143,7 +143,7 @@ def _cure(key: str, value: str) -> str:
     if (second := SECOND.search(stripped)) and types_at((*second[2].split("."),)):
         both = " ".join(f"'{each}'" for each in (f"{key}={stripped[: second.start()]}", stripped[second.start(1) :]))
         return f"two overrides in one pair of quotes; quote each alone: {both}"
-    if letters := [sign for sign in value if not sign.isascii()]:
+    if (letters := [sign for sign in value if not sign.isascii()]) and (str in types or not types):
         return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
     if stripped.startswith("{") and {*types} == {str}:  # a placeholder, such as {bucket}
         return f"quote it: {override(path, stripped)}"

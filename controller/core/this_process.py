@@ -34,8 +34,7 @@ def state_home_name() -> str:
 def state_home() -> Path:
     """Return the folder of what this machine remembers.
 
-    Raises:
-        ConfigError: it is in the home of a user whom this machine does not have.
+    Raises ConfigError if it is in the home of a user whom this machine does not have.
     """
     named = state_home_name()
     try:
@@ -113,8 +112,7 @@ class Clock:
     def await_answer(self, ask: Callable[[], T]) -> T:
         """Return the answer of a function that only waits, for minutes; it is left alone if `interrupt` is called.
 
-        Raises:
-            InterruptedSleepError: as of `sleep`.
+        Raises InterruptedSleepError as `sleep` does.
         """
         answer: Future[T] = Future()
 

@@ -172,11 +172,9 @@ def wait_rpc(
 ) -> dict[str, Any]:
     """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
 
-    Waits for at most `seconds`, as `wait_compute`, and returns the operation's response.
-
-    Raises:
-        OperationFailedError: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED;
-            DEADLINE_EXCEEDED when it did not finish in time.
+    Waits for at most `seconds`, as `wait_compute`, and returns the operation's response. Raises OperationFailedError
+    with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED; DEADLINE_EXCEEDED when it did not finish
+    in time.
     """
     is_done = poll_rpc(caller, api, operation, method, seconds)
     while (done := is_done()) is None:

@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.proxies import settle_proxies, unusable_proxy
+from controller.core.errors import ConfigError
 from controller.core.this_process import TOLERANCE_SECONDS, Clock
-from controller.gcp.connections import make_connection, use_proxies
 from controller.gcp.credentials import NO_CREDENTIALS, absent_file
 from controller.gcp.google_errors import (
     CHECK_NETWORK,
@@ -29,7 +30,7 @@ from controller.gcp.google_errors import (
     translate_errors,
     unlisted,
 )
-from controller.gcp.methods import is_of_pods, method_of
+from controller.gcp.methods import is_of_pods, make_connection, method_of
 from controller.gcp.outages import Retries
 
 if TYPE_CHECKING:
@@ -57,11 +58,14 @@ CHUNK = 16 << 20
 class GoogleClient:
     """Client with the method names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`.
 
-    An API version other than the one in `methods.VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`.
+    An API version other than the one in `methods.VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`. Raises
+    ConfigError if Google cannot be reached through the proxies of the environment.
     """
 
     def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
-        use_proxies(to_google=roots is None)
+        settle_proxies()
+        if roots is None and (problem := unusable_proxy()):
+            raise ConfigError(problem)
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
         self._lock = threading.Lock()
         self._retries = Retries(clock)
@@ -191,11 +195,8 @@ class GoogleClient:
         """Write an object and return its metadata.
 
         With `generation`, write only if the object has it; 0: only if the object does not exist. Such a write that
-        arrived although its answer was lost, and is repeated, is no conflict. `metadata` is custom metadata, at most
-        8 KiB, which a listing of objects includes.
-
-        Raises:
-            ConflictError: the object has another generation.
+        arrived although its answer was lost, and is repeated, is no conflict. `metadata` is custom metadata, at most 8
+        KiB, which a listing of objects includes. Raises ConflictError if the object has another generation.
         """
         from googleapiclient.http import MediaInMemoryUpload
 

@@ -33,14 +33,12 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     """Return application-default credentials from $GOOGLE_APPLICATION_CREDENTIALS or gcloud's folder, or None.
 
     `google.auth.default()` would also ask a metadata server, which takes seconds where there is none. A service account
-    gets scopes; a user's token must keep its own, which OS Login needs.
+    gets scopes; a user's token must keep its own, which OS Login needs. Raises ConfigError if the file holds no
+    credentials.
 
     Args:
         quota_project: the project that a user's requests count against if the file names none, as it does after
             `gcloud auth application-default login` without a project. Some APIs refuse such requests.
-
-    Raises:
-        ConfigError: the file holds no credentials.
     """
     named = os.environ.get(VARIABLE)
     file = Path(named) if named else _gcloud_folder() / "application_default_credentials.json"

@@ -78,7 +78,10 @@ class FolderClient(GoogleClient):
         raise NoCredentialsError(f"cloud=here uses nothing of Google's, so there is no {api} {method}")
 
     def download(self, bucket: str, name: str) -> bytes:
-        return _existing(bucket, name).read_bytes()
+        try:
+            return _existing(bucket, name).read_bytes()
+        except FileNotFoundError:  # deleted at this moment
+            raise NotFoundError("objects.get", 404, "notFound", f"no such file: {bucket}/{name}") from None
 
     def download_range(self, bucket: str, name: str, generation: str, begin: int, end: int) -> bytes:
         with _existing(bucket, name).open("rb") as file:

@@ -150,16 +150,13 @@ OF_THE_LOGIN = {
 def http_error(what: str, error: Any, *, is_conditional: bool = False) -> GoogleError:
     """Return the exception for an `HttpError` of google-api-python-client.
 
-    Google's reason decides before the status does.
+    Google's reason decides before the status does. Raises NoCredentialsError if the login lacks a scope, or its
+    requests count against a project that the caller may not use, or against gcloud's own, where no API can be enabled.
 
     Args:
         what: the request, for the message.
         error: the `HttpError`; its content may be anything, since proxies and token servers answer too.
         is_conditional: the request had a precondition, such as an etag.
-
-    Raises:
-        NoCredentialsError: the login lacks a scope, or its requests count against a project that the caller may not
-            use, or against gcloud's own, where no API can be enabled.
     """
     from http.client import responses  # with ssl; most verbs ask nobody
 

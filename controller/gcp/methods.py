@@ -1,15 +1,19 @@
-"""Methods of Google's APIs: what makes their requests, by google-api-python-client, and which of them change a pod.
+"""Methods of Google's APIs: requests and connections, by google-api-python-client, and which of them change a pod.
 
 The discovery documents come from that library's own cache, without network. `rootUrl` is replaced for the emulated
 cloud, so production and emulation share every line.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from controller.gcp.connections import make_connection
+if TYPE_CHECKING:
+    import httplib2
 
 VERSIONS = {
     "billingbudgets": "v1",
@@ -35,6 +39,27 @@ def is_of_pods(api: str, method: str) -> bool:
     """Return whether a method that is no GET changes a pod, so that the lease is confirmed before every try."""
     collection, _, verb = method.rpartition(".")
     return verb not in UNGUARDED_METHODS and (api == "tpu" or (api == "compute" and collection in POD_COLLECTIONS))
+
+
+def make_connection(timeout: float | None = None) -> httplib2.Http:
+    """Return a new connection; timeout: seconds, None: the library's."""
+    from googleapiclient.http import build_http  # a plain Http takes the 308 of a resumable upload for a redirect
+
+    http = build_http()
+    http.proxy_info = _proxy
+    if timeout is not None:
+        http.timeout = timeout
+    return http
+
+
+def _proxy(scheme: Any) -> Any:
+    """Return the proxy for a scheme, its name and password decoded, which httplib2 sends as they are in the address."""
+    import httplib2
+
+    found: Any = httplib2.proxy_info_from_environment(scheme)
+    if found is not None and found.proxy_user:
+        found.proxy_user, found.proxy_pass = unquote(found.proxy_user), unquote(found.proxy_pass or "")
+    return found
 
 
 @cache

@@ -84,10 +84,7 @@ def outlast(clock: Clock, act: Callable[[], T], what: str, tell: Callable[[str],
 def retry_for_minutes(clock: Clock, act: Callable[[], T]) -> T:
     """Call a function until the bucket answers, for at most OUTAGE_SECONDS, and return its value.
 
-    For what is recorded after a run has ended: nobody waits for it.
-
-    Raises:
-        GoogleError: the last one that came.
+    For what is recorded after a run has ended: nobody waits for it. Raises the last GoogleError that came.
     """
     late = clock.deadline(OUTAGE_SECONDS)
     while True:

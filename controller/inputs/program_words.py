@@ -170,12 +170,12 @@ def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool) 
         return ""
     if words[0] == "make" and not any(word.startswith("-") for word in words) and not [*folder.glob("*[mM]akefile")]:
         return f"make: there is no Makefile in {folder}"
-    if script and (folder / script).is_file() and not (folder / script).stat().st_size:
-        return f"{script}: is empty, so the run ends at once"
     if script.startswith("/") and not script.startswith(SYSTEM_PLACES) and not (here and Path(script).exists()):
         return f"{script}: is outside {root}, which is what the workers get; it must be on them already"
     if Path(words[0]).name.startswith("python") and Path(script).suffix not in OF_PYTHON:
         return f"{script}: is no Python by its name; python starts files such as {Path(script).stem}.py"
+    if script and (folder / script).is_file() and not (folder / script).stat().st_size:
+        return f"{script}: is empty, so the run ends at once"
     return ""
 
 

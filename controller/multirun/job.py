@@ -111,8 +111,7 @@ class Recorder(Callback):
 def plain_value(value: Any) -> Any:
     """Return a value as JSON holds it; arrays of one number, as of NumPy and JAX, become that number.
 
-    Raises:
-        TypeError: JSON cannot hold it; names its type.
+    Raises TypeError, which names its type, if JSON cannot hold it.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -193,8 +193,7 @@ class Answer:
 def run_jobs(request: Request) -> list[Answer]:
     """Drive the jobs to their end; return what became of each, in order.
 
-    Raises:
-        SlipwayError: nothing was started, or another controller has taken over.
+    Raises SlipwayError if nothing was started, or another controller has taken over.
     """
     builder = JobBuilder(request.folder, shipped_files())
     definition = define_jobs(request, builder)
@@ -226,11 +225,7 @@ def _answer(session: SweepSession, run: str, errors: Mapping[str, str]) -> Answe
 
 
 def define_jobs(request: Request, builder: JobBuilder) -> SweepDefinition:
-    """Define the sweep of the jobs.
-
-    Raises:
-        ConfigError: an override is wrong, or the app would not be shipped.
-    """
+    """Define the sweep of the jobs. Raises ConfigError if an override is wrong, or the app would not be shipped."""
     shared = shared_overrides(request)
     variants = [
         Variant((*shared, f"program.command={quote_words(command(request, job.words))}"), (job.title,))

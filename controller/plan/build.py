@@ -118,6 +118,8 @@ def build_plan(
 ) -> Plan:
     """Build the plan; does no I/O except reading the code and the assets.
 
+    Raises ConfigError if code or data is missing.
+
     Args:
         config: validated config.
         project: resolved project id.
@@ -125,9 +127,6 @@ def build_plan(
         code: snapshot to ship, if the caller has one; an UnfetchedSnapshot gives a plan for display, without a run id.
         recorded: inputs of a recorded run, to plan that run again.
         own_code: import the user's own steps; without, the plan is one to look with and to end with.
-
-    Raises:
-        ConfigError: code or data is missing.
     """
     code = code or take_snapshot(config, folder)
     bucket = bucket_name(config, project)

@@ -280,13 +280,12 @@ def with_own_steps(config: Config, folders: tuple[Path, ...], shared: tuple[Reso
 def own_steps(config: Config, folders: tuple[Path, ...], depends_on: tuple[str, ...]) -> Iterator[OwnResource]:
     """Yield a resource for each class that the config names.
 
+    Raises ConfigError if a class is missing or raises, or makes objects that cannot be a step.
+
     Args:
         config: its `code.resources` are imported here.
         folders: where `code.modules` and shipped modules are.
         depends_on: ids of the resources that must exist first.
-
-    Raises:
-        ConfigError: a class is missing, raises, or makes objects that cannot be a step.
     """
     taken: dict[str, str] = {}
     for reference in config.code.resources:

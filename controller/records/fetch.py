@@ -42,8 +42,7 @@ class RemoteFile:
 def list_files(google: GoogleClient, bucket: str, prefix: str, path: str) -> list[RemoteFile]:
     """List the files of a run below a path, which is a file or a folder; "" lists all.
 
-    Raises:
-        ConfigError: there are none; the message names what there is.
+    Raises ConfigError, which names what there is, if there are none.
     """
     wanted = path.strip("/")
     every = list(_list_objects(google, bucket, f"{prefix}/"))
@@ -82,16 +81,15 @@ def fetch_file(
 ) -> None:
     """Download a file, continuing where an earlier download of the same generation stopped.
 
+    Raises CloudError if the content is not what the object's checksum says, or is obeyed by tools, or the object has
+    changed meanwhile.
+
     Args:
         google: client of the bucket's project.
         bucket: name of the bucket.
         file: object to download.
         target: where the file goes; an earlier file there is replaced at the end.
         moved: called with the number of bytes after each part.
-
-    Raises:
-        CloudError: the content is not what the object's checksum says, or is obeyed by tools, or the object has changed
-            meanwhile.
     """
     where = object_url(bucket, file.name)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,15 +136,14 @@ SCORES_FILE = "scores.json"
 def choose_step(google: GoogleClient, bucket: str, run_id: str, wanted: str, key: str) -> int:
     """Return the step of a complete checkpoint.
 
+    Raises ConfigError if the run has no such checkpoint; the message names those that it has.
+
     Args:
         google: client of the bucket's project.
         bucket: name of the bucket, or the folder of `cloud=here`.
         run_id: id of the run.
         wanted: LATEST, BEST or a step.
         key: what the user gave it with; begins the message.
-
-    Raises:
-        ConfigError: the run has no such checkpoint; the message names those that it has.
     """
     steps = complete_steps(google, bucket, run_id)
     if not steps:
@@ -197,7 +194,7 @@ def fetch_checkpoint(
     """Return the folder of a checkpoint on this machine, below a folder with the run's run.yaml and tokenizer.
 
     That of `cloud=here` is where it is. Others are copied to `state`/weights/RUN, which keeps one checkpoint per run:
-    an interrupted copy continues, and a second call copies nothing.
+    an interrupted copy continues, and a second call copies nothing. Raises ConfigError if the copy cannot be written.
 
     Args:
         google: client of the bucket's project.
@@ -206,9 +203,6 @@ def fetch_checkpoint(
         step: number of a complete checkpoint.
         state: state folder of this machine.
         moved: called with a file's path, the bytes copied since the last call, and those of all missing files.
-
-    Raises:
-        ConfigError: the copy cannot be written.
     """
     if is_folder(bucket):
         return Path(bucket) / "runs" / run_id / "checkpoints" / str(step)

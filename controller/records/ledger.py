@@ -114,8 +114,7 @@ class Ledger:
     def result(self) -> Result | None:
         """Return the result; None if the run has not finished successfully or does not exist.
 
-        Raises:
-            DamagedRecordError: the object is not what Slipway wrote.
+        Raises DamagedRecordError if the object is not what Slipway wrote.
         """
         content, name = self.read("result.json"), f"{self.prefix}/result.json"
         return None if content is None else parse_record(content, Result.from_json, name)

@@ -87,15 +87,14 @@ def open_record(
 ) -> Iterator[RecordedRun]:
     """Open the record of a run and a connection to its cloud.
 
+    Raises ConfigError if the record is missing or incomplete, or the overrides would make it another run.
+
     Args:
         run_id: id of the run.
         overrides: `cloud=…` selects where the record is; `key.path=value` changes where and how the run executes.
         folder: current folder of the user.
         only_results: for a verb that only reads files of the run: if the record is missing or damaged, that is said,
             and the files are those in the bucket of the overrides.
-
-    Raises:
-        ConfigError: the record is missing or incomplete, or the overrides would make it another run.
     """
     groups = [word for word in overrides if "." not in word.partition("=")[0]]
     here = sound(compose(groups, extra_dir=folder / "slipway"))
@@ -171,8 +170,7 @@ def plan_from_record(
 ) -> Plan:
     """Rebuild the plan of a record on another machine than the one that made it, without the user's own steps.
 
-    Raises:
-        ConfigError: it is to drive the run, and its code or data no longer exists.
+    Raises ConfigError if it is to drive the run, and its code or data no longer exists.
     """
     code = restore_code(google, document, state) if drives else _named_code(document, state)
     inputs = _recorded_inputs(google if drives else None, document, document["run"], state)
@@ -228,8 +226,7 @@ def _no_record(here: Config, run_id: str) -> str:
 def recorded_config(document: RunRecord, folder: Path) -> Config:
     """Return the config of a record; keys added since then get their current values.
 
-    Raises:
-        ConfigError: it has keys that do not exist any more.
+    Raises ConfigError if it has keys that do not exist any more.
     """
     config, problems = validate(document["config"])
     if config is None:

@@ -27,8 +27,7 @@ RUN_REFERENCE = re.compile(r"run:(?P<run>[A-Za-z0-9._-]+)(@(?P<which>best|\d+))?
 def with_resolved_weights(config: Config) -> Config:
     """Return the config with `run:ID` replaced by the path of a checkpoint; unchanged if it names none.
 
-    Raises:
-        ConfigError: the run is unknown, has no such checkpoint, is of another model, or the pod cannot read it.
+    Raises ConfigError if the run is unknown, has no such checkpoint, is of another model, or the pod cannot read it.
     """
     model = config.model
     if model is None or model.weights is None or not model.weights.startswith(RUN_PREFIX):

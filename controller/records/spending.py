@@ -320,8 +320,7 @@ def close_billing(context: Context, bucket: str, config: Config, node: Node, why
 def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
     """Return {first, latest, uid}: the first and latest run of this pod; empty if no run has used it.
 
-    Raises:
-        UnreadableError: the claim is not what this Slipway writes.
+    Raises UnreadableError if the claim is not what this Slipway writes.
     """
     return _json(google, bucket, claim_name(pod, uid), "latest")
 

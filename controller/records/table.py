@@ -70,14 +70,13 @@ def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def filter_rows(rows: Iterable[RunRow], conditions: Sequence[str], sort: str | None, last: int | None) -> list[RunRow]:
     """Return the flat rows that meet every condition.
 
+    Raises ConfigError if a condition cannot be parsed, or no run has its key or the sort key.
+
     Args:
         rows: rows of the table.
         conditions: `state=finished`, `metrics.accuracy_after>=0.8`, `overrides~seed`.
         sort: a key; the largest value comes last, next to the prompt, and rows without the key come first.
         last: number of rows to keep, from the end.
-
-    Raises:
-        ConfigError: a condition cannot be parsed, or no run has its key or the sort key.
     """
     every = [flat(row) for row in rows]
     keys = ROW_KEYS | {key for row in every for key in row} if every else None
@@ -281,6 +280,8 @@ def select_runs(
 ) -> tuple[str, list[RunRow]]:
     """Return a name for the selection, and the rows that match every criterion, oldest first.
 
+    Raises ConfigError if a run or sweep does not exist, or nothing matches.
+
     Args:
         rows: table of runs, oldest first.
         runs: run ids.
@@ -291,9 +292,6 @@ def select_runs(
         last: number of runs to keep, as `slipway runs` takes it.
         boards: ids of all runs by sweep, as this machine knows them. The table lists a run under the sweep that made it
             only; a later sweep that contains it does not run it again.
-
-    Raises:
-        ConfigError: a run or sweep does not exist, or nothing matches.
     """
     known = {row["run"]: row for row in rows if ID_PATTERN.fullmatch(row["run"])}
     if not known:

@@ -63,6 +63,8 @@ def require_trust(
 ) -> None:
     """Show what a record that this machine did not make would execute, and ask once.
 
+    Raises ConfigError if nobody agreed.
+
     Args:
         document: the record.
         config: its config, with what the user has added.
@@ -70,9 +72,6 @@ def require_trust(
         state: state folder of this machine, which remembers the answer.
         trust: the user has agreed beforehand, with --trust.
         asks: whether there may be someone to ask.
-
-    Raises:
-        ConfigError: nobody agreed.
     """
     if is_trusted(state, document):
         return
@@ -94,8 +93,7 @@ def require_trust(
 def what_it_executes(document: RunRecord, config: Config, code: CodeSnapshot) -> Iterator[tuple[str, str]]:
     """Yield what a record makes machines execute, or hands to what they execute, as pairs of name and words.
 
-    Raises:
-        DamagedRecordError: its run.yaml is none.
+    Raises DamagedRecordError if its run.yaml is none.
     """
     run, bucket = document["run"], document["bucket"]
     yield "record", f"{object_url(bucket, f'runs/{run}/record.json')}, in project {document['project']}"

@@ -102,8 +102,7 @@ def _is_stand_in(model: Any) -> bool:
 def emulated_hub(config: Config, folder: Path) -> Iterator[None]:
     """Serve stand-ins of a config's sources, to this process and those that it starts; nothing without such sources.
 
-    Raises:
-        ConfigError: the emulated Hub does not start.
+    Raises ConfigError if the emulated Hub does not start.
     """
     found = [address for _, _, asset in config.assets.iter_assets() for address in _sources(asset)]
     if not found:

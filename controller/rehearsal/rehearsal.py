@@ -167,8 +167,7 @@ class Rehearsal:
 def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
     """Start an emulated cloud for the rehearsal, and wipe it; on any error stop it, with its state for inspection.
 
-    Raises:
-        ConfigError: the config is unusable, or a rehearsal of that name is running.
+    Raises ConfigError if the config is unusable, or a rehearsal of that name is running.
     """
     with ExitStack() as stack:
         with options.waiting() as doing:

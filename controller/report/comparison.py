@@ -52,10 +52,8 @@ def group_by_hypothesis(
     """Return the settings, the baseline first, and the hypothesis of the runs if they have one in common.
 
     The record of a run has the hypothesis of the sweep that made it, so only runs that the sweep `name` has made are
-    asked, unless it has made none. The hypothesis chooses the baseline where `baseline` is empty.
-
-    Raises:
-        ConfigError: as `group_settings`.
+    asked, unless it has made none. The hypothesis chooses the baseline where `baseline` is empty. Raises ConfigError as
+    `group_settings` does.
     """
     own = [run for run in runs if run.row.get("sweep") == name] or runs
     hypothesis = _recorded_hypothesis(own[0]) if own else None
@@ -86,10 +84,8 @@ def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Sett
     """Return the settings, the baseline first.
 
     `baseline` is a label, or holds overrides (or the name of a case) that only one setting has. If empty, the setting
-    with the fewest overrides of its own is the baseline, the oldest of them if several.
-
-    Raises:
-        ConfigError: no setting, or more than one, has the overrides of `baseline`.
+    with the fewest overrides of its own is the baseline, the oldest of them if several. Raises ConfigError if no
+    setting, or more than one, has the overrides of `baseline`.
     """
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:

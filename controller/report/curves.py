@@ -45,10 +45,8 @@ def select_metrics(
     """Return the metrics in the order of the page, and how many others were left out.
 
     Those that the fewest runs have are left out, and those that match none of the `patterns`, if there are any; the
-    bounds of an interval have no place of their own. `wanted` names a metric that comes before all others.
-
-    Raises:
-        ConfigError: no metric matches a pattern.
+    bounds of an interval have no place of their own. `wanted` names a metric that comes before all others. Raises
+    ConfigError if no metric matches a pattern.
     """
     every = Counter(metric for setting in settings for run in setting.counted_runs for metric in run.curves)
     counts = {metric: count for metric, count in every.items() if not is_bound(metric, every)}

@@ -69,8 +69,7 @@ class Scaling:
 def measure_scaling(report: ReportModel, x: str, y: str = "", fit: str = "", level: float | None = None) -> Scaling:
     """Relate a metric, the report's first one by default, to x: see docs/report.md for its names.
 
-    Raises:
-        ConfigError: no run has x or y, or there are too few different values of x for the fit.
+    Raises ConfigError if no run has x or y, or there are too few different values of x for the fit.
     """
     metric = _find_metric(report, y)
     found, points, left_out = [], [], 0

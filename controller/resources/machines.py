@@ -66,8 +66,7 @@ class WorkerResource(Resource):
     ) -> list[A]:
         """Send `command` to every worker, with one payload for all or one for each; return their answers.
 
-        Raises:
-            WorkersFailedError: a worker has none.
+        Raises WorkersFailedError if a worker has none.
         """
         return require_answers(self.fleet(context, observed).call_all(command, payload), self.title)
 
@@ -165,13 +164,12 @@ class Watchdog(WorkerResource):
     def update_limits(self, context: Context, node: Node, seconds_left: float | None) -> None:
         """Replace the watchdog's orders and restart the idle timer.
 
+        Raises WorkersFailedError if the orders did not reach worker 0.
+
         Args:
             context: the run's context.
             node: the pod.
             seconds_left: until the watchdog deletes the pod, whatever runs; None: never.
-
-        Raises:
-            WorkersFailedError: the orders did not reach worker 0.
         """
         permission = node.plane.delete_permission(node.place.provisioner)
         payload: SetWatchdogRequest = {

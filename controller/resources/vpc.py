@@ -82,8 +82,7 @@ class ComputeResource(ComputePart):
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Create the resource, or patch it if it is ours.
 
-        Raises:
-            CloudError: it is not ours and differs, or differs in a field that cannot be changed in place.
+        Raises CloudError if it is not ours and differs, or differs in a field that cannot be changed in place.
         """
         if diff.action == "create":
             body = {"name": self.name, "description": MARK, **self.body(context)}

@@ -1,8 +1,10 @@
 """One attempt of a run: provision the pod, launch the program, follow it until it ends."""
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from controller.context import Context
 from controller.core.errors import ConfigError, LeaseLostError, SlipwayError, WrongDevicesError
@@ -22,12 +24,13 @@ from controller.recovery.responses import AttemptOutcome, VerdictKind
 from controller.resources.machines import Watchdog
 from controller.resources.pod.node import Node
 from controller.run.follow import Follower
-from controller.run.launch import PodQueue, QueueWaiter, launch, running_runs, stop
+from controller.run.launch import QueueWaiter, launch, running_runs, stop
 from controller.run.notifications import AlertWatch, Notifications
 from controller.run.options import RunOptions
 from controller.run.watchdog_watch import WatchdogWatch
 from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
+T = TypeVar("T")
 LEAST_SECONDS = 60.0
 """Shortest interval between two orders to a watchdog, and the least by which an order moves the deadline."""
 GRACE_SECONDS = 45.0
@@ -147,7 +150,7 @@ class AttemptRunner:
     screen: BoardScreen
     recorder: Recorder
     spending: Spending
-    queue: PodQueue
+    waiter: QueueWaiter
     lease: Lease
     recovery: RecoveryExecutor
     poll_seconds: float
@@ -160,10 +163,12 @@ class AttemptRunner:
     def run(self) -> AttemptResult:
         """Provision, launch and follow once."""
         try:
-            with self.queue_turn():
-                node, fleet = self.provision()
-                guard = self.context.before_pod_write
-                launched, was_running = launch(self.plan, self.ledger, node, fleet, self.context.clock, guard)
+            if self.options.queue:
+                self.waiter.await_turn()
+            node, fleet = self.provision()
+            guard = self.context.before_pod_write
+            launched, was_running = launch(self.plan, self.ledger, node, fleet, self.context.clock, guard)
+            self.waiter.leave()
             if not (was_running and self.ledger.exists(RECORD_FILE)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
         except (WorkersFailedError, WorkerError, WrongDevicesError, GoogleError) as error:
@@ -171,6 +176,8 @@ class AttemptRunner:
             if isinstance(error, GoogleError) and not error.is_transient and verdict.kind is VerdictKind.SETUP_FAILURE:
                 raise
             return AttemptResult(0, AttemptOutcome(verdict), error)
+        if not self.options.detach:
+            self._outlast(self.lease.ensure)  # only the lease holder may follow, and a run that waits sees it
         verb = "re-attached to" if was_running else "launched"
         message = f"{verb} attempt {launched.attempt} on {plural(self.plan.node.spec.workers, 'worker')}"
         self._note(message, attempt=launched.attempt, launched=True)
@@ -248,13 +255,8 @@ class AttemptRunner:
 
     def follow(self, node: Node, fleet: Fleet, launched: Launch, was_running: bool) -> AttemptOutcome | None:
         """Follow the attempt until it ends; None if the user detached."""
-
-        def begin() -> AlertWatch:
-            self.lease.ensure()  # only the lease holder may follow
-            return AlertWatch(self.plan, self.context, self.ledger, launched, self.notifications.alert_raised)
-
-        hours = self.plan.config.checkpoint.max_outage_hours
-        watch = outlast(self.context.clock, begin, object_url(self.plan.bucket), self._note, hours)
+        told = self.notifications.alert_raised
+        watch = self._outlast(lambda: AlertWatch(self.plan, self.context, self.ledger, launched, told))
         with watch.watching():
             outcome = Follower(
                 context=self.context,
@@ -286,11 +288,9 @@ class AttemptRunner:
         if self._watch is not None:
             self._watch.tick()
 
-    def queue_turn(self) -> AbstractContextManager[None]:
-        """Wait in the queue if --queue is set, and keep the turn until the context ends."""
-        if not self.options.queue:
-            return nullcontext()
-        return QueueWaiter(self.plan, self.context, self.queue, self.lease, self.poll_seconds, self._note).enqueued()
+    def _outlast(self, act: Callable[[], T]) -> T:
+        hours = self.plan.config.checkpoint.max_outage_hours
+        return outlast(self.context.clock, act, object_url(self.plan.bucket), self._note, hours)
 
     def _note(self, message: str, **data: int | str) -> None:
         self.context.events.note(self.plan.run_id, message, **data)

@@ -31,7 +31,7 @@ from controller.recovery.responses import VerdictKind
 from controller.run.attempt import AttemptRunner
 from controller.run.driven_here import driven_here, run_lock
 from controller.run.ending import Ending
-from controller.run.launch import PodQueue
+from controller.run.launch import QueueWaiter
 from controller.run.notifications import Notifications
 from controller.run.options import RunOptions
 from controller.run.preview import confirm_cost
@@ -88,11 +88,13 @@ def drive(
 
     record_kept_result(context, ledger)
     if (result := wait_out(context.clock, ledger.result, object_url(plan.bucket), tell)) is not None:
-        deleted = driver.clean_up_after_crash(result)
-        recorder.finish_after_crash(result, driver.spending)
-        screen.show_result(result, again=not deleted)
+        with driver.ending.handing_over():
+            deleted = driver.clean_up_after_crash(result)
+            recorder.finish_after_crash(result, driver.spending)
+            screen.show_result(result, again=not deleted)
         return result
-    with recorder.recording(), driven_here(run_lock(context, plan.run_id)), driver.fenced():
+    lock = run_lock(context, plan.run_id)
+    with driver.ending.handing_over(), recorder.recording(), driven_here(lock), driver.fenced():
         if emulator is not None:
             emulator.inject_faults(plan.run_id, plan.config.cloud)
         for line in retry_deletions(context):
@@ -127,19 +129,17 @@ class RunDriver:
         self.recorder = recorder
         self.spending = spending or Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
         self._before_budget = before_budget or partial(self.spending.close_vanished, context, plan.node)
-        self.queue = PodQueue(context.google, context.clock, plan.bucket, plan.node.name)
         driver_kind = "bastion" if on_bastion else "laptop"
         self.run_lease = run_lease(plan, context, driver_kind)
         self.lease = pod_lease(plan, context, driver_kind, self.run_lease)
         self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else context.poll_seconds
-        self.ending = Ending(
-            plan, context, ledger, self.spending, self.queue, self.lease, self._ensure_unfinished
-        )  # fmt: skip
+        self.waiter = QueueWaiter(plan, context, self.lease, self._poll_seconds, self._emit_note)
+        self.ending = Ending(plan, context, ledger, self.spending, self.waiter, self.lease, self._ensure_unfinished)
         self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self.ending.give_up)
         self._notifications = Notifications(plan, context)
         self.attempts = AttemptRunner(
             options=options, plan=plan, context=context, ledger=ledger, screen=screen, recorder=recorder,
-            spending=self.spending, queue=self.queue, lease=self.lease, recovery=self.recovery,
+            spending=self.spending, waiter=self.waiter, lease=self.lease, recovery=self.recovery,
             poll_seconds=self._poll_seconds, notifications=self._notifications,
         )  # fmt: skip
         self._emulator = emulator
@@ -173,6 +173,8 @@ class RunDriver:
                 raise
             self._emit_note(str(asked))
             return None
+        finally:
+            self.waiter.leave()
 
     @contextmanager
     def fenced(self) -> Iterator[None]:
@@ -239,11 +241,13 @@ class RunDriver:
     def _delegate_to_bastion(self) -> LeaseSnapshot:
         """Create the run's prerequisites and the bastion, then wait until the bastion acts."""
         handover = Handover(self.plan, self.context, self.ledger, self.lease, self._emulator, self._poll_seconds)
-        with self.attempts.queue_turn():
-            ours = {"yes": self.options.yes, "ssh_key": self.context.ssh_login.key_line()}
-            token = handover.start_bastion(lambda: self.recorder.handover_data() | ours)
-            self._emit_note(f"waiting for {handover.bastion.title} to take over")
-            holder = handover.wait_for_lease(token)
+        if self.options.queue:
+            self.waiter.await_turn(acquires=False)
+        ours = {"yes": self.options.yes, "ssh_key": self.context.ssh_login.key_line()}
+        token = handover.start_bastion(lambda: self.recorder.handover_data() | ours)
+        self._emit_note(f"waiting for {handover.bastion.title} to take over")
+        holder = handover.wait_for_lease(token)
+        self.waiter.leave()
         if holder.record.driver == "bastion":
             self._emit_note("the bastion controls the run now: you can disconnect, and the same command re-attaches")
         return holder
@@ -355,14 +359,14 @@ class RunDriver:
         except CloudError as error:
             self._emit_note(f"cannot see whether the pod is left ({error}); `slipway orphans` lists what is billed")
             return
-        if node is not None and not node.adopt:
+        if node is not None and not node.adopt and not self.ending.is_handed_over:
             price = f" (price: {self.spending.rate(node)})" if self.context.is_billed else ""
             self._emit_note(f"{node.title} is kept{price}; `slipway down` deletes it")
 
     def clean_up_after_crash(self, result: Result) -> bool:
         """Clean up after a controller that was killed before it could; a living one does it itself."""
         with lease_guard(self.lease, self.plan, self.context):
-            return self.lease.current_other() is None and self.ending.clean_up(result)
+            return self.ending.clean_up(result)
 
     def outlast(self, act: Callable[[], T]) -> T:
         """Call a function, again and again while the bucket does not answer. Raises CloudError past the bound."""
@@ -382,7 +386,7 @@ class RunDriver:
                 self._emit_note(f"warning: {otherwise}: {late}")
 
     def note_damaged_records(self) -> None:
-        objects = [object_url(self.plan.bucket, text) for text in [*self.spending.problems, *self.queue.problems]]
+        objects = [object_url(self.plan.bucket, text) for text in self.spending.problems + self.waiter.queue.problems]
         found = [f"{problem}; the run goes on without it" for problem in [*self.ledger.problem_urls, *objects]]
         for problem in [*self.lease.problems, *found]:
             if problem not in self._problems_noted:

@@ -5,9 +5,9 @@ for: the pod is deleted if the policy says so, and the records are tried again f
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from conf.strict_json import restored
 from controller.context import Context
@@ -15,7 +15,7 @@ from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.text import object_url
 from controller.gcp.google_errors import GoogleError
 from controller.gcp.outages import outlast, retry_for_minutes
-from controller.lease import Lease
+from controller.lease import Lease, LeaseHeldError, lease_guard
 from controller.plan.build import Plan
 from controller.reconcile import destroy
 from controller.records.ledger import Ledger, Result
@@ -30,7 +30,9 @@ from controller.records.unfinished import (
 )
 from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult
-from controller.run.launch import PodQueue, running_runs, stop
+from controller.run.launch import QueueWaiter, running_runs, stop
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -41,10 +43,12 @@ class Ending:
     context: Context
     ledger: Ledger
     spending: Spending
-    queue: PodQueue
+    waiter: QueueWaiter
     lease: Lease
     confirm: Callable[[], object]
     """Confirms that this controller may act and finish the run, as `Lease.ensure`."""
+    is_handed_over: bool = False
+    """Whether the pod was left to runs that wait for it."""
 
     def finish(self, attempt: AttemptResult) -> Result:
         """End a run whose program has ended well.
@@ -105,29 +109,72 @@ class Ending:
             ) from error
 
     def clean_up(self, result: Result) -> bool:
-        """Delete the pod if the policy says so and the finished run still owns it; return whether it was deleted."""
-        hours = self.plan.config.checkpoint.max_outage_hours
-        if result.cleanup != "delete":
+        """Delete the pod if the policy says so, the finished run still owns it and no other waits for it.
+
+        Returns whether it was deleted. Nobody takes the pod while we look and delete: we have the lease.
+        """
+        if result.cleanup != "delete" or (node := self._outlast(self.own_pod)) is None:
             return False
-        if (node := outlast(self.context.clock, self.own_pod, "Google's API", self._note, hours)) is None:
-            return False
-        if next_runs := self._next_runs(node):
-            self._note(f"the pod stays for the next run: {', '.join(next_runs)}")
-            return False
-        outlast(self.context.clock, self.delete_pod, "Google's API", self._note, hours)
-        self.close_billing("finished")
+        if not self.lease.held:  # this controller cleans up after another one
+            try:
+                self.lease.ensure()
+            except LeaseHeldError:
+                return False
+            self.spending.reload()
+            if (node := self._outlast(self.own_pod)) is None:
+                return False
+        return not self._is_left(node) and self._delete("finished")
+
+    def _delete(self, why: str) -> bool:
+        self._outlast(self.delete_pod)
+        self.close_billing(why)
         return True
 
-    def _next_runs(self, node: Node) -> list[str]:
-        """Return the runs that wait for the pod; if the bucket does not say, those that are on it already."""
+    def _is_left(self, node: Node | None) -> bool:
+        """Return whether the pod is left to other runs: those that wait for it or, without the bucket, are on it."""
         try:
-            return self.queue.waiting_runs()
+            next_runs = self.waiter.queue.waiting_runs(but=self.plan.run_id)
+            self.is_handed_over = bool(next_runs)
         except GoogleError:
-            pass
+            next_runs = list[str]()
+            with suppress(SlipwayError):
+                if node is not None and node.is_ready:
+                    next_runs = sorted(running_runs(node.fleet(self.context)) - {self.plan.run_id})
+        if next_runs:
+            self._note(f"the pod stays for the next run: {', '.join(next_runs)}")
+        return bool(next_runs)
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """At the end, see that a pod which was left to the next run is taken.
+
+        It is deleted if the runs that waited leave or die instead. By then nothing of this run is held any more.
+        """
         try:
-            return sorted(running_runs(node.fleet(self.context)) - {self.plan.run_id}) if node.is_ready else []
-        except SlipwayError:
-            return []
+            yield
+        except SlipwayError as error:
+            self._hand_over(str(error), error.exit_code)
+            raise
+        self._hand_over("finished", 0)
+
+    def _hand_over(self, said: str, exit_code: int) -> None:
+        """Wait for the next run; `said` and `exit_code` tell how this one ended."""
+        if not self.is_handed_over:
+            return
+        try:
+            with lease_guard(self.lease, self.plan, self.context):
+                while self.is_handed_over and not self.waiter.is_followed():
+                    self.lease.ensure()
+                    self.spending.reload()
+                    self.is_handed_over = False
+                    if (node := self.own_pod()) is not None and not self._is_left(node):
+                        self._note("no run waits for the pod any more")
+                        self._delete("no run waits for it")
+                    self.lease.release(said, exit_code)
+        except (LeaseHeldError, LeaseLostError):
+            return  # it is taken
+        except GoogleError as error:
+            self._note(f"cannot see whether the pod is taken ({error}); `slipway orphans` lists what is billed")
 
     def own_pod(self) -> Node | None:
         """Return the pod, in whatever state, if it exists and this run is billed for it; a refusal is no absence."""
@@ -145,7 +192,7 @@ class Ending:
     def _without_bucket(self) -> Iterator[None]:
         """While open, a lease that we held counts if the bucket does not answer: nobody else is told that it is free.
 
-        A refusal of our requests alone is told from that by the workers, in `_next_runs`.
+        A refusal of our requests alone is told from that by the workers, in `_is_left`.
         """
         before, answers = self.context.before_pod_write, True
 
@@ -166,9 +213,10 @@ class Ending:
             self.context.before_pod_write = self.context.google.before_pod_write = before
 
     def give_up(self) -> None:
-        """Delete the pod of a run that has failed, and end its time on record."""
-        self.delete_pod()
-        self.close_billing("failed")
+        """Delete the pod of a run that has failed, and end its time on record, unless another run waits for it."""
+        if not self._is_left(None):
+            self.delete_pod()
+            self.close_billing("failed")
 
     def close_billing(self, why: str) -> None:
         """Record that the pod's time has ended; a bucket that does not take it ends nothing else."""
@@ -206,6 +254,10 @@ class Ending:
             if node.adopt:
                 raise
             self._note(f"warning: the program was not stopped first: {error}")
+
+    def _outlast(self, act: Callable[[], T]) -> T:
+        hours = self.plan.config.checkpoint.max_outage_hours
+        return outlast(self.context.clock, act, "Google's API", self._note, hours)
 
     def _note(self, message: str) -> None:
         self.context.events.note(self.plan.run_id, message)

@@ -7,8 +7,9 @@ Runs wait with `up --queue`, in order of arrival. Each is a small object in the 
 lives; an object that has not been rewritten for a while belongs to a dead controller and does not count.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +22,12 @@ from conf.strict_json import dumps
 from controller.agent.fs import file_size, read_range
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State, TrackerOrder
 from controller.context import Context
-from controller.core.errors import ConfigError
+from controller.core.errors import ConfigError, SlipwayError
 from controller.core.json_documents import Document, UnreadableError
-from controller.core.this_process import Clock
+from controller.core.this_process import Clock, InterruptedSleepError
 from controller.gcp.answers import parse_timestamp
 from controller.gcp.client import GoogleClient
-from controller.gcp.google_errors import NotFoundError
+from controller.gcp.google_errors import GoogleError, NotFoundError, ServiceDisabledError
 from controller.lease import Lease
 from controller.plan.build import Plan
 from controller.plan.samplers import owner_of
@@ -212,8 +213,8 @@ class PodQueue:
         self._prefix = f"pods/{pod}/waiting/"
         self.problems: list[str] = []
 
-    def waiting_runs(self) -> list[str]:
-        """Return the ids of the waiting runs, in order of arrival."""
+    def waiting_runs(self, but: str = "") -> list[str]:
+        """Return the ids of the waiting runs, in order of arrival, without the run `but`."""
         found: list[tuple[float, str]] = []
         try:
             items = list(
@@ -232,79 +233,127 @@ class PodQueue:
                 self.problems += [str(error)] if str(error) not in self.problems else []
                 continue
             written = parse_timestamp(facts["updated"])
-            if now - written < QUEUE_STALE_SECONDS:
+            if now - written < QUEUE_STALE_SECONDS and entry.run_id != but:
                 found.append((written if entry.since is None else entry.since, entry.run_id))
-        return [run_id for _, run_id in sorted(found)]
+        return list(dict.fromkeys(run_id for _, run_id in sorted(found)))
 
-    @contextmanager
-    def enqueued(self, run_id: str) -> Iterator[Callable[[], None]]:
-        """Queue a run while the context is open; call the yielded function regularly to stay in the queue."""
-        since: float | None = None
-        last_refresh = -QUEUE_REFRESH_SECONDS
+    def is_taken(self, lease: Lease, poll_seconds: float, but: str = "") -> bool:
+        """Wait until a run of the queue, other than `but`, has a pod that nobody has; return False if all have left.
 
-        def refresh() -> None:
-            nonlocal since, last_refresh
-            now = self._clock.monotonic()
-            if now - last_refresh >= QUEUE_REFRESH_SECONDS:
-                entry = _WaitingRun(run_id, since).to_json()
-                answer = self._google.upload(self._bucket, self._name(run_id), dumps(entry).encode())
-                since, last_refresh = since or parse_timestamp(answer["updated"]), now
+        Whoever leaves a pod to the next run waits for that: the next one may be killed before it acts.
+        """
+        first = lease.read()
+        while self.waiting_runs(but):
+            now = lease.read()
+            if lease.is_held_by_other(now) or (now and now.record.id) != (first and first.record.id):
+                return True
+            self._clock.sleep(poll_seconds)
+        return False
 
-        refresh()
-        try:
-            yield refresh
-        finally:
-            self._leave(run_id)
+    def place(self, run_id: str, controller: str) -> "Place":
+        return Place(self._google, self._clock, self._bucket, f"{self._prefix}{run_id}.{controller}.json", run_id)
 
-    def _leave(self, run_id: str) -> None:
-        try:
-            self._google.call("storage", "objects.delete", bucket=self._bucket, object=self._name(run_id))
-        except NotFoundError:
+
+class Place:
+    """Place of one controller's run in the queue; a thread rewrites it, whatever its controller waits for."""
+
+    def __init__(self, google: GoogleClient, clock: Clock, bucket: str, name: str, run_id: str) -> None:
+        self._google, self._clock, self._object, self._run_id = google, clock, (bucket, name), run_id
+        self._since: float | None = None
+        self._stop: threading.Event | None = None
+        self._thread = threading.Thread()
+
+    def take(self) -> None:
+        """Queue the run, unless it is queued."""
+        if self._stop is None:
+            self.refresh()
+            self._stop = threading.Event()
+            self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True, name="queue")
+            self._thread.start()
+
+    def refresh(self) -> None:
+        entry = _WaitingRun(self._run_id, self._since).to_json()
+        answer = self._google.upload(*self._object, dumps(entry).encode())
+        self._since = self._since or parse_timestamp(answer["updated"])
+
+    def leave(self) -> None:
+        """Leave the queue; without the bucket, the place expires."""
+        if self._stop is None:
             return
+        self._stop.set()
+        self._thread.join()
+        self._stop = self._since = None
+        bucket, name = self._object
+        with suppress(GoogleError, InterruptedSleepError):
+            self._google.call("storage", "objects.delete", bucket=bucket, object=name)
 
-    def _name(self, run_id: str) -> str:
-        return f"{self._prefix}{run_id}.json"
+    def _watch(self, stop: threading.Event) -> None:
+        while not self._clock.wait(stop, QUEUE_REFRESH_SECONDS):
+            with suppress(SlipwayError, InterruptedSleepError):
+                self.refresh()
 
 
-@dataclass(frozen=True)
 class QueueWaiter:
-    """Waits for the runs that are ahead of this one on its pod."""
+    """Waits for the runs that are ahead of this one on its pod.
 
-    plan: Plan
-    context: Context
-    turns: PodQueue
-    lease: Lease
-    poll_seconds: float
-    note: Callable[[str], None]
+    The run stays in the queue until it has the pod, also while its controller handles an error or finds that another
+    one was faster: a run that ends deletes its pod if it sees nobody wait for it.
+    """
 
-    @contextmanager
-    def enqueued(self) -> Iterator[None]:
-        """Wait for our turn, then keep it until the context ends."""
-        if self.lease.held:
-            yield
+    def __init__(
+        self, plan: Plan, context: Context, lease: Lease, poll_seconds: float, note: Callable[[str], None]
+    ) -> None:
+        self.queue = PodQueue(context.google, context.clock, plan.bucket, plan.node.name)
+        self._plan, self._context, self._lease = plan, context, lease
+        self._poll_seconds, self._note = poll_seconds, note
+        self._place = self.queue.place(plan.run_id, lease.identity.id)
+
+    def await_turn(self, *, acquires: bool = True) -> None:
+        """Wait for our turn, and acquire the lease of the pod; not the latter for a bastion, which acquires it itself.
+
+        Raises:
+            LeaseHeldError: another controller was faster; call again.
+        """
+        if self._lease.held:
             return
-        with self.turns.enqueued(self.plan.run_id) as refresh:
-            told: list[str] = []
-            while ahead := self._runs_ahead():
-                if ahead != told:
-                    self.note(f"waiting for {', '.join(ahead)}")
-                    told = ahead
-                self.context.clock.sleep(self.poll_seconds)
-                refresh()
-            yield
+        try:
+            self._place.take()
+        except NotFoundError:
+            return  # in a new project there is no bucket, and nobody to wait for
+        told: list[str] = []
+        while (ahead := self._runs_ahead()) or (acquires and not self._lease.held):
+            if not ahead:
+                self._context.before_pod_write()  # then we look again: nobody else can begin
+                continue
+            if self._lease.held:
+                self._lease.release()
+                self._lease.listen()
+            if ahead != told:
+                self._note(f"waiting for {', '.join(ahead)}")
+                told = ahead
+            self._context.clock.sleep(self._poll_seconds)
+
+    def leave(self) -> None:
+        self._place.leave()
+
+    def is_followed(self) -> bool:
+        """Wait until another run of the queue has the pod, as `PodQueue.is_taken`."""
+        return self.queue.is_taken(self._lease, self._poll_seconds, but=self._plan.run_id)
 
     def _runs_ahead(self) -> list[str]:
-        """Return the runs ahead of this one: those running or being driven on the pod and those queued earlier."""
-        node = self.plan.observe_pod(self.context)
-        running = set[str]()
-        if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self.context):
-            running = running_runs(node.fleet(self.context))
-        if (other := self.lease.current_other()) is not None:
-            running.add(other.record.run_id)
-        if self.plan.run_id in running:
-            return []
-        return [*sorted(running), *self._queued_before()]
+        """Return the runs ahead of this one: those queued earlier, the one that is driven, those that run on the pod.
 
-    def _queued_before(self) -> list[str]:
-        line = self.turns.waiting_runs()
-        return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line
+        We look in this order, in which a run goes from one to the next: we miss none that does so meanwhile.
+        """
+        run_id = self._plan.run_id
+        line = [] if self._lease.held else self.queue.waiting_runs()
+        queued = line[: line.index(run_id)] if run_id in line else line
+        running = set[str]()
+        if (other := self._lease.current_other()) is not None:
+            running.add(other.record.run_id)
+        else:
+            with suppress(ServiceDisabledError):  # in a new project there is no pod
+                node = self._plan.observe_pod(self._context)
+                if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self._context):
+                    running = running_runs(node.fleet(self._context))
+        return [] if run_id in running else [*sorted(running), *(run for run in queued if run not in running)]

@@ -69,11 +69,10 @@ class RunOptions:
     def config(self, *, resolve: bool = True) -> tuple[Config, list[Finding]]:
         """Return the composed config and the findings of the preflight checks.
 
+        Raises ConfigError with every problem if the config is unusable, those between sections included.
+
         Args:
             resolve: replace the weights of another run, `run:ID`, by the path of its checkpoint.
-
-        Raises:
-            ConfigError: the config is unusable; lists every problem, those between sections included.
         """
         from controller.checks.preflight import preflight
         from controller.config.own_files import overruled
@@ -95,20 +94,18 @@ class RunOptions:
     def cloud_config(self) -> Config:
         """Return the config for an operation that needs the cloud but no program: a missing program is no error.
 
-        Raises:
-            ConfigError: the schema finds a problem.
+        Raises ConfigError if the schema finds a problem.
         """
         return sound(self._compose())
 
     def checked_config(self, without: Set[str] = frozenset(), *, resolve: bool = True) -> Config:
         """Return the config for an operation that changes something, and print the warnings of the preflight checks.
 
+        Raises ConfigError if some check finds an error.
+
         Args:
             without: ids of checks to skip.
             resolve: as in `config`.
-
-        Raises:
-            ConfigError: some check finds an error.
         """
         config, findings = self.config(resolve=resolve)
         findings = [f for f in findings if f.check not in without]

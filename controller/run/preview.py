@@ -84,8 +84,7 @@ class RunPreview:
 def preview_run(options: RunOptions) -> RunPreview:
     """Compare the plan with the current state and run the checks.
 
-    Raises:
-        ConfigError: the config is unusable, or the record of `options.run_id` is not trusted.
+    Raises ConfigError if the config is unusable, or the record of `options.run_id` is not trusted.
     """
     if options.run_id:
         opened = open_plan(options, drives=True, keep_awake=True)
@@ -156,10 +155,8 @@ def _status(plan: Plan, rows: list[ResourcePreview], context: Context) -> str:
 def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool) -> None:
     """Run the live checks and confirm the cost with the user, unless all pods of the run already exist.
 
-    A program that is not expected to finish is confirmed in any case.
-
-    Raises:
-        ConfigError: a live check found an error, or the user declined.
+    A program that is not expected to finish is confirmed in any case. Raises ConfigError if a live check found an
+    error, or the user declined.
     """
     caution = plan.config.program.caution if context.is_billed and not plan.config.code.stand_in else None
     if caution and not screen.ask(f"{caution}. Start it all the same?", yes):

@@ -120,6 +120,8 @@ def open_plan(
 ) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan of the overrides, or of the record of `options.run_id`, and a connection to its cloud.
 
+    Raises ConfigError if there is no usable config or record, or the record is not trusted.
+
     Args:
         options: those of the verb.
         drives: whether the verb executes the run: the record of a finished one then means a new run like it, and one
@@ -127,9 +129,6 @@ def open_plan(
         keep_awake: as in `open_session`.
         own_code: import own steps that the overrides name.
         only_results: as in `open_record`.
-
-    Raises:
-        ConfigError: there is no usable config or record, or the record is not trusted.
     """
     with ExitStack() as stack:
         if options.run_id:

@@ -84,13 +84,10 @@ class Standby:
         return "controls this pod"
 
     def watch(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
-        """Watch until the run or its controller has ended.
+        """Watch until the run or its controller has ended. Raises LeaderGaveUpError if the run was given up.
 
         Args:
             other: lease of the controller that acts.
-
-        Raises:
-            LeaderGaveUpError: the run was given up.
         """
         self._leader = other
         self._note(f"{other.record} {self.controls}; watching, and taking over if it disappears")
@@ -282,8 +279,7 @@ class Handover:
     def wait_for_lease(self, token: int) -> LeaseSnapshot:
         """Wait until the bastion has acquired the lease, or even released it again, or somebody else; return the lease.
 
-        Raises:
-            CloudError: the bastion ended or did not start in time; the message includes its log.
+        Raises CloudError if the bastion ended or did not start in time; the message includes its log.
         """
         late = self.context.clock.deadline(START_TIMEOUT_SECONDS)
         while (snapshot := self.lease.read()) is None or snapshot.record.token <= token:

@@ -30,8 +30,7 @@ class WatchdogWatch:
     def tick(self) -> None:
         """Look if it is time; act on what the last look has found.
 
-        Raises:
-            LeaseLostError: another controller has the pod.
+        Raises LeaseLostError if another controller has the pod.
         """
         if self._look is not None and not self._look.is_alive():
             self._look, self._is_due = None, self._context.clock.deadline(LOOK_SECONDS)

@@ -147,8 +147,7 @@ class AgentLink(ABC):
     def stream(self, command: str, payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Run an agent command that answers line by line, without a time limit.
 
-        Raises:
-            WorkerError: of any kind, possibly after some lines.
+        Raises WorkerError of any kind, possibly after some lines.
         """
         begun: list[bytes] = []  # joined once, so that the time grows with the length of a line and not faster
         size = 0
@@ -166,8 +165,7 @@ class AgentLink(ABC):
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
         """Run a shell command, pass its output on as it arrives and return its exit code.
 
-        Raises:
-            WorkerError: of any kind except agent.
+        Raises WorkerError of any kind except agent.
         """
 
     @abstractmethod

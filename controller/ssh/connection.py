@@ -54,8 +54,7 @@ class Connection(AgentLink):
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
         """Run a shell command, pass its output on as it arrives and return its exit code.
 
-        Raises:
-            WorkerError: of any kind except agent.
+        Raises WorkerError of any kind except agent.
         """
         with self._start_command(shell, b"") as channel:
             aside = threading.Thread(target=_drain_stderr, args=(channel, err), daemon=True)
@@ -144,8 +143,7 @@ class Connection(AgentLink):
     def open_channel(self, port: int | None = None) -> Channel:
         """Open a paramiko channel: a session, or a connection to a port on the worker's loopback.
 
-        Raises:
-            WorkerError: of any kind except agent.
+        Raises WorkerError of any kind except agent.
         """
         from paramiko import ChannelException, SSHException
 
@@ -165,8 +163,7 @@ class Connection(AgentLink):
     def channel(self) -> Iterator[Channel]:
         """Open a session channel and close it at the end of the block.
 
-        Raises:
-            WorkerError: of any kind except agent; also for failures of the channel inside the block.
+        Raises WorkerError of any kind except agent; also for failures of the channel inside the block.
         """
         from paramiko import SSHException
 
@@ -229,8 +226,7 @@ class Connection(AgentLink):
     def probe(self, transport: Transport) -> None:
         """Check that the other side still answers; paramiko would wait forever for a frozen host.
 
-        Raises:
-            WorkerError: dropped; the connection is closed.
+        Raises WorkerError (dropped) if not; the connection is closed.
         """
         seconds = self._params.silence_seconds
         with self._probing:  # paramiko keeps one answer per connection
@@ -253,10 +249,8 @@ def _drain_stderr(channel: Channel, write: Callable[[bytes], object]) -> None:
 def open_shell(link: Connection, command: str | None) -> int:
     """Run a shell or a command on this process's stdin, stdout and stderr and return its exit code.
 
-    It gets a terminal if this process has one; keys such as Ctrl-C then go to the worker.
-
-    Raises:
-        WorkerError: the worker is unreachable, or the connection dropped.
+    It gets a terminal if this process has one; keys such as Ctrl-C then go to the worker. Raises WorkerError if the
+    worker is unreachable, or the connection dropped.
     """
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with link.channel() as channel:
@@ -314,15 +308,12 @@ class PortForward:
     """
 
     def __init__(self, link: Connection, port: int, remote: int, note: Callable[[str], object]) -> None:
-        """Start to listen.
+        """Start to listen. Raises ConfigError if the port is in use or not permitted.
 
         Args:
             port: local port; 0: any free one.
             remote: port on the worker's loopback.
             note: called with the reason when a connection cannot be made.
-
-        Raises:
-            ConfigError: the port is in use or not permitted.
         """
         self._connection, self._remote, self._note = link, remote, note
         self._finished = threading.Event()

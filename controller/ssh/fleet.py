@@ -106,8 +106,7 @@ class Fleet:
     def call(self, worker: int, command: Command[Q, A], payload: Q) -> A:
         """Run an agent command on one worker, with retries for transient failures.
 
-        Raises:
-            WorkerError: the worker is unreachable, or the command failed there.
+        Raises WorkerError if the worker is unreachable, or the command failed there.
         """
         if command not in READ_ONLY_COMMANDS:
             self._cache = None
@@ -174,8 +173,7 @@ class Fleet:
     def stream(self, worker: int, command: Command[Q, A], payload: Q) -> Iterator[A]:
         """Run an agent command that answers line by line.
 
-        Raises:
-            WorkerError: possibly in mid-stream; the lines tell where to resume.
+        Raises WorkerError, possibly in mid-stream; the lines tell where to resume.
         """
         lines: Iterator[Any] = self._connections[worker].stream(command, payload)
         return lines

@@ -33,8 +33,7 @@ class WorkerVms(Protocol):
     def add_ssh_key(self, caller: Caller, line: str) -> None:
         """Add a line to the VMs' `ssh-keys`; other lines stay.
 
-        Raises:
-            ConflictError: another client changes a VM at this moment.
+        Raises ConflictError if another client changes a VM at this moment.
         """
         ...
 

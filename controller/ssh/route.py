@@ -315,8 +315,7 @@ class GuestAttributes:
     def tunnel(self, worker: int, seconds: float) -> IapTunnel:
         """Open a tunnel through IAP to port 22 of a worker. IAP needs the VM's name, guest attribute `hostname`.
 
-        Raises:
-            OSError: as `open_tunnel`, and if the worker has not published its name yet.
+        Raises OSError as `open_tunnel` does, and if the worker has not published its name yet.
         """
         if not self._name(worker):
             self._read()

@@ -52,8 +52,7 @@ class HostConfig:
     def lookup(self, host: str) -> dict[str, Any]:
         """Return the options that Slipway uses, as paramiko names them; fabric calls this.
 
-        Raises:
-            ConfigError: the config cannot be read, or says what cannot be done.
+        Raises ConfigError if the config cannot be read, or says what cannot be done.
         """
         return self._from_ssh(host) if self._defaults else _from_paramiko(self._paramiko.lookup(host))
 

@@ -125,8 +125,7 @@ class JobBuilder:
     def build_jobs(self, variants: Sequence[Variant]) -> Iterator[SweepJob]:
         """Compose, check and name each variant.
 
-        Raises:
-            ConfigError: the problems of the first invalid variant, under its own overrides.
+        Raises ConfigError with the problems of the first invalid variant, under its own overrides.
         """
         overrides = [variant.overrides for variant in variants]
         for variant, (config, problems) in zip(
@@ -165,8 +164,7 @@ def compose_base(overrides: Sequence[str], folder: Path) -> Config:
 def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
     """Define the sweep that the overrides describe.
 
-    Raises:
-        ConfigError: an override or a run is invalid, or the runs do not fit on the same pods.
+    Raises ConfigError if an override or a run is invalid, or the runs do not fit on the same pods.
     """
     overrides = apply_launcher(overrides)
     base = compose_base(overrides, folder)
@@ -302,10 +300,8 @@ class SearchSource:
         """Open or create the study.
 
         `same` holds the overrides that all runs share, `file` is the journal, and `held` is the run that each pod had
-        when the last controller ended.
-
-        Raises:
-            ConfigError: optuna is not installed, or the overrides leave nothing to draw.
+        when the last controller ended. Raises ConfigError if optuna is not installed, or the overrides leave nothing to
+        draw.
         """
         try:
             import optuna

@@ -55,8 +55,7 @@ class SearchSpace:
 def split_overrides(overrides: Sequence[str], folder: Path) -> tuple[tuple[str, ...], SearchSpace]:
     """Return the overrides that all runs share, and the search space of the others.
 
-    Raises:
-        ConfigError: Hydra refuses an override, or a range or glob has no values.
+    Raises ConfigError if Hydra refuses an override, or a range or glob has no values.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -84,13 +83,13 @@ def split_overrides(overrides: Sequence[str], folder: Path) -> tuple[tuple[str, 
 def expand_grid(overrides: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
     """Return every run of the sweep; cases vary slowest.
 
+    Raises ConfigError as `split_overrides` does, for an interval, which has no grid points, and for a value that would
+    not count.
+
     Args:
         overrides: overrides as typed.
         sweep: the sweep section of the config.
         folder: current folder of the user, for the user's own config groups that a glob may match.
-
-    Raises:
-        ConfigError: as `split_overrides`; an interval, which has no grid points; or a value that would not count.
     """
     same, space = split_overrides(_with_params(overrides, sweep), folder)
     if space.intervals:
@@ -216,8 +215,7 @@ PODS = "sweep.pods"
 def apply_launcher(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides without those for Hydra's launcher, with `sweep.pods` added where they imply it.
 
-    Raises:
-        ConfigError: an unknown launcher or sweeper, or two numbers of pods.
+    Raises ConfigError for an unknown launcher or sweeper, or two numbers of pods.
     """
     values = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in overrides}
     meant = {

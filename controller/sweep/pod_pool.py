@@ -355,8 +355,7 @@ def confirm_cost(session: SweepSession, options: RunOptions) -> None:
 def delete_pods(options: RunOptions) -> list[str]:
     """Delete the pods of a sweep, even if runs are active there; return their names.
 
-    Raises:
-        ConfigError: a run is active there and the user declined to end it.
+    Raises ConfigError if a run is active there and the user declined to end it.
     """
     with open_sweep(options) as session:
         with options.showing("looking for the pods of the sweep"):

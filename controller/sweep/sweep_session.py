@@ -80,7 +80,7 @@ def delete_if_unused(plan: Plan, context: Context, why: str) -> None:
     context.google.hurry()
     lease = pod_lease(plan, context)
     try:
-        if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).waiting_runs():
+        if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).is_taken(lease, context.poll_seconds):
             return
         _delete_if_idle(plan, context, lease, why)
     except GoogleError as error:
@@ -259,8 +259,7 @@ class SweepSession:
 def open_sweep(options: RunOptions) -> Iterator[SweepSession]:
     """Define the sweep and look up the state of its runs.
 
-    Raises:
-        ConfigError: an override or a run is invalid, or an adopted pod is combined with several pods.
+    Raises ConfigError if an override or a run is invalid, or an adopted pod is combined with several pods.
     """
     with ExitStack() as stack:
         with options.waiting() as doing:
@@ -273,11 +272,7 @@ def open_sweep(options: RunOptions) -> Iterator[SweepSession]:
 
 @contextmanager
 def open_definition(definition: SweepDefinition) -> Iterator[SweepSession]:
-    """Look up the state of a sweep's runs.
-
-    Raises:
-        ConfigError: an adopted pod is combined with several pods.
-    """
+    """Look up the state of a sweep's runs. Raises ConfigError if an adopted pod is combined with several pods."""
     base = definition.base_config
     if base.tpu.adopt and base.sweep.pods > 1:
         raise ConfigError("sweep.pods: an adopted pod counts as one; set sweep.pods=1 or tpu.adopt=false")

@@ -52,10 +52,8 @@ class Limits:
 def drill_options(options: RunOptions, limits: Limits, plane: str = "both") -> dict[str, RunOptions]:
     """Return the options of each run by its plane: the user's cloud and TPU, our program, names and limits.
 
-    Without a TPU of the user's each plane has its smallest; one that does not have the user's is left out.
-
-    Raises:
-        ConfigError: the overrides are unusable, no project is set, or neither plane has the TPU.
+    Without a TPU of the user's each plane has its smallest; one that does not have the user's is left out. Raises
+    ConfigError if the overrides are unusable, no project is set, or neither plane has the TPU.
     """
     given = options.overrides
     if not any(word.startswith(("tpu=", "tpu.accelerator_type=")) for word in given):

@@ -95,8 +95,7 @@ class Witness:
     def play(self) -> Outcome:
         """Play all stages; whatever happens after the user has agreed, everything is deleted again.
 
-        Raises:
-            ConfigError: the user did not agree, or the checks found an error; nothing was made.
+        Raises ConfigError if the user did not agree, or the checks found an error; nothing was made.
         """
         outcome = Outcome(self.recording)
         with ended_in_order():

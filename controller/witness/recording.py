@@ -213,11 +213,7 @@ class Recording:
 
 
 def load(file: Path) -> tuple[dict[str, Any], list[RequestLine]]:
-    """Return the first line of a recording, and its requests.
-
-    Raises:
-        ValueError, FormatError: it is none.
-    """
+    """Return the first line of a recording, and its requests. Raises ValueError or FormatError if it is none."""
     first, *lines = [json.loads(line) for line in file.read_text().splitlines()] or [{}]
     return first, [RequestLine.from_json(line, REQUESTS) for line in lines]
 

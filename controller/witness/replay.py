@@ -87,8 +87,7 @@ class HeldCloud:
 def held_cloud(pace: float) -> Iterator[HeldCloud]:
     """Start an emulated cloud that nobody has used before, at that pace, and wipe it after the block.
 
-    Raises:
-        CloudError: it does not start.
+    Raises CloudError if it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="slipway-witness-") as folder:
         state = Path(folder) / "state"

@@ -1,15 +1,25 @@
 """Servers on loopback, written in a few lines; and as much of Cloud Storage as the agent uses, with faults."""
 
 import json
+import random
 import re
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from zlib import crc32
+
+
+def free_port() -> int:
+    """Return a port on which somebody may listen later: no outgoing connection gets one of these meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Loopback(BaseHTTPRequestHandler):

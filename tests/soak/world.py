@@ -41,7 +41,7 @@ TRAINING_POD = ("tpu.accelerator_type=v5p-16", "tpu.zone=us-east5-a")
 """Two workers of the same devices on either plane, so that one undisturbed run is there for both."""
 LIMIT_HOURS, SPENT_HOURS = 1.0, 2 / 3600
 LATE_SECONDS = 120.0
-HANGS_SECONDS = {False: 180.0, True: 420.0}
+HANGS_SECONDS = {False: 600.0, True: 900.0}
 """Longer than any `up` takes, by whether it trains."""
 REFUSED_SECONDS = 30.0
 """How long a request is tried again: the bucket takes one write a second of an object."""

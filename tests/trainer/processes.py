@@ -1,7 +1,6 @@
 """Starts the trainer as real processes, each as on a worker of an emulated pod, and reads what they leave behind."""
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tests.fakes.loopback import free_port
 from tests.paths import ROOT
 
 CODE = "c0de" * 16
@@ -37,10 +37,7 @@ def start_processes(
     module: list[str], folder: Path, cache: str, *environments: dict[str, str]
 ) -> list[subprocess.Popen[str]]:
     """`python -m` module and its arguments: a process for each environment, laid over what all workers have."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
+    port, started = free_port(), []
     for worker, own in enumerate(environments):
         env = {
             "PATH": os.environ["PATH"],

@@ -123,7 +123,7 @@ main.main()
 """
     with open("/dev/full", "w") as log:  # noqa: PTH123
         words = [sys.executable, "-c", program]
-        assert subprocess.run(words, stdout=log, stderr=log, check=False, timeout=120).returncode == code
+        assert subprocess.run(words, stdout=log, stderr=log, check=False, timeout=300).returncode == code
 
 
 def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compile_cache):

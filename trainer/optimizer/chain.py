@@ -35,7 +35,7 @@ MIN_SCALE = 1e-3
 
 
 def scale_by_adafactor(opt: Adafactor, cfg: AnyModel) -> optax.GradientTransformation:
-    """Return the transformation from gradients to directions, for weights in the layers or outside them, not both.
+    """Return the transformation from gradients to directions, for weights of layers, of experts or outside of both.
 
     Adafactor (https://arxiv.org/abs/1804.04235) is optax's, applied to the matrices of each layer.
 

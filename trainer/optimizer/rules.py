@@ -157,7 +157,8 @@ def _update_rule(opt: Optimizer, cfg: AnyModel, path: str, view: MatrixView) -> 
     if isinstance(base, CustomOptimizer):
         return UpdateRule("custom", lr, decay)
     if isinstance(base, Adafactor):
-        return UpdateRule("adafactor_layers" if view.is_stacked else "adafactor", lr, decay)
+        within = ("", "_layers", "_experts")[len(view.axes[0]) if view.is_stacked else 0]
+        return UpdateRule(f"adafactor{within}", lr, decay)
     own = (getattr(group, name, None) for name in ("b1", "b2"))
     b1, b2 = (usual if value is None else value for value, usual in zip(own, (base.b1, base.b2), strict=True))
     name = getattr(base, "kind", "adamw")

@@ -52,7 +52,8 @@ def fetch_asset(
 ) -> None:
     """Copy files from their URLs to the bucket, then write the manifest. Existing objects are skipped.
 
-    Prints {"bytes": so far} periodically, and {"done": true} at the end.
+    Prints {"bytes": so far} periodically, and {"done": true} at the end. Raises AgentError if a file cannot be
+    downloaded, or its content does not match its sha256.
 
     Args:
         bucket: destination bucket.
@@ -60,9 +61,6 @@ def fetch_asset(
         files: {url, sha256} by name below `prefix`.
         manifest: content of manifest.json.
         tokens: bearer token by name below `prefix`.
-
-    Raises:
-        AgentError: a file cannot be downloaded, or its content does not match its sha256.
     """
     telling = ProgressReporter()
     with locked(f"fetch-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"):
@@ -177,8 +175,9 @@ def build_asset(
 ) -> None:
     """Run a command that fills a folder, copy its files to the bucket, then write the manifest.
 
-    A command that was killed starts again in an empty folder; one that has ended does not run again. Prints
-    {"bytes": so far} at the beginning and while files are copied, and {"done": true} at the end.
+    A command that was killed starts again in an empty folder; one that has ended does not run again. Prints {"bytes":
+    so far} at the beginning and while files are copied, and {"done": true} at the end. Raises AgentError if the command
+    fails, with the end of its log as detail.
 
     Args:
         bucket: destination bucket.
@@ -188,9 +187,6 @@ def build_asset(
         venv: fingerprint of the venv in which it runs.
         env: its variables beside those of this session.
         secrets: more of them, masked in the log.
-
-    Raises:
-        AgentError: the command fails, with the end of its log as detail.
     """
     name = prefix.rpartition("/")[2]
     folder, telling = safe_join("builds", name), ProgressReporter()

@@ -76,9 +76,8 @@ def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledC
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive of files, folders and links inside it into a new folder.
 
-    Raises:
-        AgentError: the archive holds devices, compiled Python, paths or links that lead outside it, or more than
-            MAX_FILES or MAX_BYTES.
+    Raises AgentError if the archive holds devices, compiled Python, paths or links that lead outside it, or more than
+    MAX_FILES or MAX_BYTES.
     """
     files = total = 0
     links: dict[Path, str] = {}  # made last, so that no file is written through one
@@ -196,6 +195,8 @@ def run_setup(
 ) -> Changed:
     """Run the commands in order, in the venv and the run's copy of the code, unless those of this key already ran.
 
+    Raises AgentError if a command failed; the detail is the end of its output.
+
     Args:
         run_id: run that the setup belongs to.
         key: hash of everything that the result depends on.
@@ -203,9 +204,6 @@ def run_setup(
         code: tree hash of installed code.
         venv: fingerprint of an installed venv.
         secrets: variables on top of those of `write_config`, deleted afterwards and masked in the output.
-
-    Raises:
-        AgentError: a command failed; the detail is the end of its output.
     """
     run = safe_join("runs", run_id)
     with locked(f"setup-{run_id}"):

@@ -177,9 +177,6 @@ class Networks:
         items = self._store.items(COMPUTE_KIND)
         return [(path, item) for path, item in items if f"/{plural}/" in path and item.get("network") == network]
 
-    def firewall_rules(self, network: str) -> list[FirewallRule]:
-        return [rule for _, rule in self.resources_of(network, "firewalls")]
-
     def dependents(self, path: str) -> list[str]:
         """Return the paths of resources that prevent the deletion of a network, subnetwork or disk."""
         automatic = (self._store.get(COMPUTE_KIND, path) or {}).get("autoCreateSubnetworks", False)

@@ -244,8 +244,8 @@ def parse_fault(spec: Any) -> FaultSpec:
     kind = spec.get("kind") if isinstance(spec, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         near = get_close_matches(str(kind), KINDS, n=1)
-        given = f"unknown kind {kind!r}{f'; did you mean {near[0]}?' if near else ''}" if kind else "has no kind"
-        raise ApiError(400, f"cloud.faults: {given}; kinds: {', '.join(KINDS)}")
+        said = f"unknown kind {kind!r};{f' did you mean {near[0]}?' if near else ''}" if kind else "has no kind;"
+        raise ApiError(400, f"cloud.faults: {said} known: {', '.join(KINDS)}")
     try:
         return KINDS[kind].model_validate(spec)
     except ValidationError as error:

@@ -260,7 +260,8 @@ class EmulatedWorkers:
 
     def admits(self, vm: Vm, source: str, ports: tuple[int, int] = (22, 22)) -> bool:
         """Return whether ports of a VM are reached from the laptop (all of loopback), IAP or another network."""
-        return allows_tcp(self._networks.firewall_rules(vm.network), source=source, ports=ports, tags=vm.tags)
+        rules = [rule for _, rule in self._networks.resources_of(vm.network, "firewalls")]
+        return allows_tcp(rules, source=source, ports=ports, tags=vm.tags)
 
     def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
         """Return what a worker has published: its host key, and the VM name that IAP uses. Each takes its own time."""

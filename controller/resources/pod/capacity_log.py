@@ -190,8 +190,7 @@ def _record(context: Context, name: str, place: Place, spec: SliceSpec, **about:
 def load_entries(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
     """Return the entries of this machine by time; the numbers of damaged lines go into `damaged`.
 
-    Raises:
-        FormatError: a later Slipway wrote one.
+    Raises FormatError if a later Slipway wrote one.
     """
     return _merged(_read(state, damaged))
 

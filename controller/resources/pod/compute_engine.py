@@ -5,9 +5,8 @@ Its pools of quota are per region, apart from those of the TPU API.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from conf.schema.config import Config
 from conf.schema.topology import Topology, tpu_type_table
@@ -251,16 +250,15 @@ ADVICE = PlaneAdvice(
 )
 
 
-@dataclass(frozen=True)
 class ComputeEngine:
     """Implements `Plane`."""
 
-    title: str = "Compute Engine"
-    queues: frozenset[ProvisionerName] = frozenset({MIG})
-    account_roles: tuple[str, ...] = ("roles/compute.instanceAdmin.v1",)
-    methods: PlaneMethods = METHODS
-    checks: PlaneChecks = CHECKS
-    advice: PlaneAdvice = ADVICE
+    title: ClassVar[str] = "Compute Engine"
+    queues: ClassVar[frozenset[ProvisionerName]] = frozenset({MIG})
+    account_roles: ClassVar[tuple[str, ...]] = ("roles/compute.instanceAdmin.v1",)
+    methods: ClassVar[PlaneMethods] = METHODS
+    checks: ClassVar[PlaneChecks] = CHECKS
+    advice: ClassVar[PlaneAdvice] = ADVICE
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "compute.instanceGroupManagers.delete" if provisioner == MIG else "compute.instances.delete"

@@ -8,6 +8,7 @@ policy is made first and deleted last: as long as it exists, a pod is GONE, and 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from controller.context import Context
@@ -59,9 +60,7 @@ class InstanceProvisioner:
             change(context, "instances.delete", zone=zone, instance=name)
             return True
 
-        def look() -> SliceStatus | None:
-            return self.observe(context, name, zone)
-
+        look = partial(self.observe, context, name, zone)
         delete_slice(context, name, zone, "instance", look, delete, is_recorded, is_hurried)
 
 
@@ -128,9 +127,7 @@ class GroupProvisioner:
             change(context, "instanceGroupManagers.delete", zone=zone, instanceGroupManager=name)
             return True
 
-        def look() -> SliceStatus | None:
-            return self._group(context, name, zone)
-
+        look = partial(self._group, context, name, zone)
         delete_slice(context, name, zone, "mig", look, delete, is_recorded, is_hurried)
         region = zone.rpartition("-")[0]
         for collection in PARTS:

@@ -184,8 +184,7 @@ class Node(Resource):
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Search for capacity, after deleting what exists if it is ours; or start a stopped pod.
 
-        Raises:
-            CloudError: what exists is not ours, or Google refused.
+        Raises CloudError if what exists is not ours, or Google refused.
         """
         found = self._found(context)
         status = found[0] if found else None

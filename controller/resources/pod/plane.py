@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from conf.schema.config import Config
 from conf.schema.topology import Topology
@@ -96,33 +96,23 @@ class PlaneChecks(Protocol):
 
 
 class Plane(Protocol):
-    """One API that holds slices."""
+    """One API that holds slices.
 
-    @property
-    def title(self) -> str:
-        """Its name in a sentence."""
-        ...
+    Attributes:
+        title: its name in a sentence.
+        queues: those of its provisioners whose requests wait for capacity until they expire or are deleted.
+        checks: what it can tell of a config.
+        methods: those that a controller calls.
+        advice: what to do about its refusals.
+        account_roles: predefined roles that let an account create and delete slices, besides those of cloud.roles.
+    """
 
-    @property
-    def queues(self) -> frozenset[ProvisionerName]:
-        """Those of its provisioners whose requests wait for capacity until they expire or are deleted."""
-        ...
-
-    @property
-    def checks(self) -> PlaneChecks: ...
-
-    @property
-    def methods(self) -> PlaneMethods: ...
-
-    @property
-    def advice(self) -> PlaneAdvice:
-        """What to do about its refusals."""
-        ...
-
-    @property
-    def account_roles(self) -> tuple[str, ...]:
-        """Predefined roles with which an account can create and delete slices, besides those of cloud.roles."""
-        ...
+    title: ClassVar[str]
+    queues: ClassVar[frozenset[ProvisionerName]]
+    checks: ClassVar[PlaneChecks]
+    methods: ClassVar[PlaneMethods]
+    advice: ClassVar[PlaneAdvice]
+    account_roles: ClassVar[tuple[str, ...]]
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         """Return the permission that the workers' service account needs so that a pod can delete itself."""
@@ -170,8 +160,7 @@ class Plane(Protocol):
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
         """Delete the VMs as Google does when it preempts them, and wait; what requested them stays.
 
-        Raises:
-            OperationFailedError: Google accepted the deletion, and then it failed.
+        Raises OperationFailedError if Google accepted the deletion, and then it failed.
         """
         ...
 

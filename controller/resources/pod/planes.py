@@ -98,8 +98,7 @@ def account_roles(config: Config) -> tuple[str, ...]:
 def ask_planes(config: Config, ask: Callable[[PlaneChecks], Iterator[Issue]]) -> Iterator[Issue]:
     """Yield what the planes of a config answer. An error of one plane is a warning if another one has none.
 
-    Raises:
-        GoogleError: Google did not answer about the only plane.
+    Raises GoogleError if Google did not answer about the only plane.
     """
     planes = planes_for(config)
     found: list[list[Issue]] = []

@@ -355,8 +355,7 @@ class Provisioner(Protocol):
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered | None:
         """Ask for a slice. Returns None once it exists or waits in a queue; otherwise how to tell that it does.
 
-        Raises:
-            GoogleError: a refusal.
+        Raises GoogleError if it is refused.
         """
         ...
 
@@ -366,10 +365,8 @@ class Provisioner(Protocol):
         """Delete it; no error if it is gone already.
 
         With `is_recorded`, its deletion is on record already: one attempt is enough while Google refuses. With
-        `is_hurried`, something else is billed meanwhile, or cannot be asked for.
-
-        Raises:
-            DeletionPendingError: Google does not delete it yet. Its deletion is on record then.
+        `is_hurried`, something else is billed meanwhile, or cannot be asked for. Raises DeletionPendingError if Google
+        does not delete it yet. Its deletion is on record then.
         """
         ...
 

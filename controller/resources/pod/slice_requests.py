@@ -130,8 +130,7 @@ class Ask:
     def _settled(self, steps: Generator[float, None, Refusal | SliceStatus]) -> Generator[float, None, Answer]:
         """Wait for the answer and record it. A refused request leaves nothing behind.
 
-        Raises:
-            GoogleError: there is no answer, because Google or the network has an outage.
+        Raises GoogleError if there is no answer, because Google or the network has an outage.
         """
         context = self.context
         try:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from conf.schema.config import Config
 from conf.schema.topology import Topology, tpu_type_table, zone_region
@@ -279,16 +279,15 @@ ADVICE = PlaneAdvice(
 )
 
 
-@dataclass(frozen=True)
 class TpuApi:
     """Implements `Plane`."""
 
-    title: str = "the TPU API"
-    queues: frozenset[ProvisionerName] = frozenset({"queued"})
-    account_roles: tuple[str, ...] = ()
-    methods: PlaneMethods = METHODS
-    checks: PlaneChecks = CHECKS
-    advice: PlaneAdvice = ADVICE
+    title: ClassVar[str] = "the TPU API"
+    queues: ClassVar[frozenset[ProvisionerName]] = frozenset({"queued"})
+    account_roles: ClassVar[tuple[str, ...]] = ()
+    methods: ClassVar[PlaneMethods] = METHODS
+    checks: ClassVar[PlaneChecks] = CHECKS
+    advice: ClassVar[PlaneAdvice] = ADVICE
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "tpu.nodes.delete"
@@ -336,9 +335,7 @@ class TpuApi:
         return f"{CONSOLE}/tpus/details/{place.zone}/{name}?project={project}"
 
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
-        path = tpu_nodes.node_path(context, name, zone)
-        operation = context.google.call(tpu_nodes.API, "projects.locations.nodes.delete", name=path)
-        tpu_nodes.wait_deleted(context, operation)
+        tpu_nodes.delete_node(context, name, zone)
 
     def request_service_agent(self, context: Context, zone: str) -> None:
         method = "projects.locations.generateServiceIdentity"
@@ -353,13 +350,14 @@ class TpuApi:
         return ""
 
     def start(self, context: Context, name: str, zone: str, seconds: float) -> None:
-        path = tpu_nodes.node_path(context, name, zone)
-        operation = context.google.call(tpu_nodes.API, "projects.locations.nodes.start", name=path, body={})
-        tpu_nodes.wait_done(context, operation, seconds)
+        self._change(context, name, zone, "start", seconds)
 
     def stop(self, context: Context, name: str, zone: str, seconds: float) -> None:
+        self._change(context, name, zone, "stop", seconds)
+
+    def _change(self, context: Context, name: str, zone: str, verb: str, seconds: float) -> None:
         path = tpu_nodes.node_path(context, name, zone)
-        operation = context.google.call(tpu_nodes.API, "projects.locations.nodes.stop", name=path, body={})
+        operation = context.google.call(tpu_nodes.API, f"projects.locations.nodes.{verb}", name=path, body={})
         tpu_nodes.wait_done(context, operation, seconds)
 
 

@@ -21,7 +21,7 @@ from controller.gcp.answers import (
     poll_rpc,
     wait_rpc,
 )
-from controller.gcp.google_errors import GoogleError, NotFoundError
+from controller.gcp.google_errors import GoogleError
 from controller.resources.deletions import delete_slice
 from controller.resources.pod.provisioner import (
     STARTUP_SCRIPT,
@@ -53,10 +53,8 @@ class NodeProvisioner:
     create_seconds: float
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
-        try:
-            return parse_node(_call(context, "get", name, zone))
-        except NotFoundError:
-            return None
+        found = context.google.find(API, "projects.locations.nodes.get", name=node_path(context, name, zone))
+        return None if found is None else parse_node(found)
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:
         operation = context.google.call(
@@ -73,12 +71,7 @@ class NodeProvisioner:
     def delete(
         self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
     ) -> None:
-        def delete() -> bool:
-            return wait_deleted(context, _call(context, "delete", name, zone))
-
-        def look() -> SliceStatus | None:
-            return self.observe(context, name, zone)
-
+        look, delete = partial(self.observe, context, name, zone), partial(delete_node, context, name, zone)
         delete_slice(context, name, zone, "node", look, delete, is_recorded, is_hurried)
 
 
@@ -90,8 +83,7 @@ def wait_done(context: Context, operation: dict[str, Any], seconds: float | None
 def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
     """Wait for a deletion; return False if its operation cannot be read, so that the caller must look by itself.
 
-    Raises:
-        OperationFailedError: Google did not delete it.
+    Raises OperationFailedError if Google did not delete it.
     """
     try:
         wait_done(context, operation)
@@ -103,10 +95,10 @@ def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
     return True
 
 
-def _call(context: Context, method: str, name: str, zone: str, **options: Any) -> dict[str, Any]:
-    return context.google.call(
-        API, f"projects.locations.nodes.{method}", name=node_path(context, name, zone), **options
-    )
+def delete_node(context: Context, name: str, zone: str) -> bool:
+    """Delete a node, and wait as `wait_deleted` does."""
+    operation = context.google.call(API, "projects.locations.nodes.delete", name=node_path(context, name, zone))
+    return wait_deleted(context, operation)
 
 
 def zone_path(context: Context, zone: str) -> str:
@@ -244,11 +236,7 @@ class QueuedProvisioner:
         self, context: Context, name: str, zone: str, *, is_recorded: bool = False, is_hurried: bool = False
     ) -> None:
         """Delete the request, then a node that has outlived it."""
-
-        def look() -> SliceStatus | None:
-            return self.observe(context, name, zone)
-
-        delete = partial(self._delete, context, name, zone)
+        look, delete = partial(self.observe, context, name, zone), partial(self._delete, context, name, zone)
         delete_slice(context, name, zone, "queued", look, delete, is_recorded, is_hurried)
         NodeProvisioner(self.create_seconds).delete(context, name, zone, is_recorded=is_recorded)
 

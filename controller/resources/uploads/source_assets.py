@@ -99,8 +99,7 @@ class SourceCopy:
     def pin(self) -> PinnedSource:
         """Return the files of the source, as they were when the first fetch began.
 
-        Raises:
-            SourceError: the source cannot be listed, or has no such file.
+        Raises SourceError if the source cannot be listed, or has no such file.
         """
         name = f"{self.prefix}/{PINNED}"
         try:
@@ -125,8 +124,7 @@ class SourceCopy:
     def run(self, pinned: PinnedSource, moved: Callable[[int], None]) -> None:
         """Copy the files that are missing, then write the manifest; `moved` is called with each number of bytes.
 
-        Raises:
-            SourceError: a file cannot be fetched, or differs from what was listed.
+        Raises SourceError if a file cannot be fetched, or differs from what was listed.
         """
         with self._only_process():
             listed = self.google.objects(self.bucket, f"{self.prefix}/", "name,size")

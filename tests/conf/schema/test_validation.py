@@ -11,6 +11,7 @@ from conf.schema.config import Config
 from conf.schema.foreign_keys import FOREIGN
 from conf.schema.problems import PATTERN_HINTS
 from conf.schema.text_keys import types_at
+from conf.schema.unknown_keys import unknown_key
 from conf.schema.validation import validate
 from controller.config.compose import compose, compose_raw
 from tests.composed import problems_of
@@ -56,6 +57,31 @@ COMMAND = ["program=command", "program.command=[a]"]
                 ("2 to 4", "2 to 4", "run.seed=range(2,5)"),
             )
         ),
+        *(
+            (
+                [*TINY, f"{key}={typed}"],
+                f"{key}: must be {kind}, not '{typed.strip(chr(39))}'; did you mean '{key}={meant}'?",
+            )
+            for key, kind, typed, meant in (
+                ("loop.steps", "a whole number", "1k", "1000"),
+                ("loop.steps", "a whole number", "1.5K", "1500"),
+                ("loop.steps", "a whole number", "'1,000'", "1000"),
+                ("optimizer.lr", "a number", "1/1000", "0.001"),
+                ("optimizer.lr", "a number", "0.1%", "0.001"),
+                ("budget.max_usd", "a number", "$20", "20.0"),
+            )
+        ),
+        ([*TINY, "tpu.capacity='[spot, on_demand]'"], "tpu.capacity: quotes make a text of a list or a mapping; leave"),
+        ([*TINY, "model.lora=8"], "model.lora: is a section with keys, not 8; set one of them, such as model.lora.r=…"),
+        ([*TINY, "loop.steps='0,001'"], "loop.steps: must be a whole number, not '0,001'"),
+        ([*TINY, "loop.steps=1/3"], "loop.steps: must be a whole number, not '1/3'"),
+        ([*TINY, "loop.steps=1e-4.0"], "loop.steps: must be a whole number, not '1e-4.0'"),
+        ([*TINY, "optimizer.lr=1/0"], "optimizer.lr: must be a number, not '1/0'"),
+        ([*TINY, "loop.batch_size=8"], "loop.batch_size: is of loop.kind=puzzle; did you mean loop.prompts_per_step?"),
+        ([*LM, "loop.batch_size=8"], "loop.batch_size: is of loop.kind=puzzle; did you mean loop.total_batch_tokens?"),
+        ([*TINY, "loop.seq_len=8"], "loop.seq_len: is of loop.kind=lm; choose its group (loop=…), or remove"),
+        ([*TINY, "data=questions"], "data.source: is not set yet; write data.source=… (module:name of a function"),
+        ([*TINY, "optimizer=custom"], "optimizer.rule: is not set yet; write optimizer.rule=…"),
         ([*TINY, "run.seed=0+5"], "run.seed: must be a whole number, not '0+5'"),
         ([*TINY, "loop.steps=00-3"], "loop.steps: must be a whole number, not '00-3'; 0 to 3, of a sweep"),
         (
@@ -404,3 +430,10 @@ def test_a_key_that_is_misspelt_is_not_missing_too() -> None:
     said = problems_of(*TINY, "model.lora={rank: 8, alpha: 8}")
     assert said[0] == "model.lora.rank: unknown key; did you mean model.lora.r?"
     assert said[-1] == "model.lora: lacks target_modules; set model.lora.target_modules=… too"
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("optimiser", "optimizer"), ("cleanups", "cleanup"), ("loop.stepz", "loop.steps")]
+)
+def test_a_section_that_is_misspelt_is_named_as_keys_are(key: str, meant: str) -> None:
+    assert unknown_key(compose_raw(TINY), key.split("."), {}) == f"unknown key; did you mean {meant}?"

@@ -301,3 +301,16 @@ def test_what_has_no_place_here_is_refused() -> None:
     assert said.startswith("error budget.max_usd: cannot be enforced: this machine is free; set budget.usd_per_hour")
     gpu = preflight(composed("cloud.backend=gpu", "cloud.python=env", "env.packages=lock"))
     assert [each.key for each in gpu if each.check == "here_lock"] == ["cloud.python"]
+
+
+def test_the_folder_of_this_machine_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(folder: Path | str) -> list[str]:
+        issues = machine.folder_is_writable.function(config("cloud=here", f"cloud.folder={folder}"))
+        return [issue.message for issue in issues]
+
+    (tmp_path / "file").touch()
+    assert said(tmp_path) == said(tmp_path / "new" / "deep") == said("~/new") == said("null") == []
+    for place in ("file", "file/new"):
+        assert said(tmp_path / place) == [f"{tmp_path}/file is a file; name a folder"]
+    monkeypatch.setattr("controller.checks.machine.os.access", lambda *_: False)
+    assert said(tmp_path / "new") == [f"nothing can be written to {tmp_path}; name another folder"]

@@ -8,7 +8,7 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
-from controller.checks.names import TUNNEL, caller_has_permissions
+from controller.checks.names import TUNNEL, caller_has_permissions, roles_exist
 from controller.checks.preflight import _ask
 from controller.context import Context
 from controller.core.events import Events
@@ -204,3 +204,22 @@ def test_the_page_of_the_first_run_lists_the_roles() -> None:
     page = (ROOT / "docs" / "first-run.md").read_text()
     listed = re.findall(r"^\| `(roles/[\w.]+)`", page, re.MULTILINE)
     assert sorted(listed) == sorted({need.role for need in NEEDS})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["cloud.roles=[roles/tpu.admni]"],
+            ["cloud.roles: roles/tpu.admni is probably misspelled; did you mean roles/tpu.admi"],
+        ),
+        (["cloud.bucket_roles=[roles/storage.objectadmin]"], ["did you mean roles/storage.objectAdmin?"]),
+        (["cloud.roles=[roles/storage.objectUser,roles/artifactregistry.reader,roles/logging.admin]"], []),
+        (["cloud.roles=[roles/compute.instanceAdmin,projects/p/roles/tpuAdmin]"], []),
+    ],
+)
+def test_a_role_that_is_misspelled_is_told(words: list[str], told: list[str]) -> None:
+    issues = roles_exist.function(config("cloud=local", *words))
+    found = [f"{issue.key}: {issue.message}" for issue in issues]
+    assert len(found) == len(told)
+    assert all(part in said for part, said in zip(told, found, strict=True))

@@ -71,7 +71,7 @@ def test_a_program_that_is_not_shipped_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: str, command: str, said: str
 ) -> None:
     """An earlier command may make it."""
-    files = {"gen.py": "", "build/gen.py": "", "left/a.py": "", ".gitignore": "build/\n"}
+    files = {**dict.fromkeys(("gen.py", "build/gen.py", "left/a.py"), "print()\n"), ".gitignore": "build/\n"}
     git_repository(tmp_path / "r", files)
     git(tmp_path / "r", "rm", "--quiet", "--cached", "build/gen.py")
     monkeypatch.chdir(tmp_path / "r")

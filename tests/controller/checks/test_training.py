@@ -18,6 +18,8 @@ MAHA = "model.attention_form=maha"
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        ([*LM, "logging.log_interval=10000"], "log_interval: warning logging.log_interval: the run has "),
+        ([*LM, "optimizer.lr=1"], "high_lr: warning optimizer.lr: 1 is a very high learning rate; is a minus missing"),
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.num_heads: "),
         ([*GRPO, "loop.prompts_per_step=3"], "batch_split: error loop.prompts_per_step: 3 prompts cannot be split"),
         (["+experiment=trm_sudoku", "loop.batch_size=500"], "batch_split: error loop.batch_size: 500 puzzles cannot b"),
@@ -237,12 +239,15 @@ def test_what_reads_no_reward_may_have_none(loss: str) -> None:
         [*GRPO, "loop.rollout_correction.rollout_is_threshold=3"],  # the effective sample size is of truncated weights
         ["+experiment=quickstart", "model.attention=splash", "model.implementation=mine:Family"],
         [*GCP, "network=default"],
+        [*LM, "logging.log_interval=5", "optimizer.lr=0.5"],
+        [*GRPO, "loop.steps=3", "logging.log_interval=10"],
+        ["+experiment=quickstart", "loop.steps=10", "logging.log_interval=20"],
         [*GCP, "tpu=v6e_8", "tpu.boot_disk_gb=300", "tpu.valid_until_hours=48"],
         [*GCP, "tpu.capacity=[reserved,spot]", "tpu.reservation=r"],
     ],
 )
 def test_keys_that_are_read_or_never_asked_for_are_not_commented_on(overrides: list[str]) -> None:
-    assert not [line for line in words(*overrides) if line.startswith(("unread", "refused"))]
+    assert not [line for line in words(*overrides) if line.startswith(("unread", "refused", "log_i", "high_lr"))]
 
 
 def with_schedule(found: Config, schedule: Schedule) -> Config:

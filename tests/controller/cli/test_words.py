@@ -154,6 +154,13 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ('plan run.name="my run"', "plan: a shell splits at spaces; put the override in quotes: 'run.name=\"my run\"'"),
         ("plan slipway/tpu/mine.yaml", "'slipway/tpu/mine.yaml' is a file; did you mean tpu=mine?"),
         ("status conf/experiment/dapo.yml", "is a file; did you mean +experiment=dapo?"),
+        ("run task.yaml", "run: 'task.yaml' is a file; did you mean +experiment=task?"),
+        ("plan local", "no run has the id or name 'local' on this machine; did you mean cloud=local? "),
+        ("plan v6e-8", "did you mean tpu=v6e_8? "),
+        ("here", "unknown verb 'here'; did you mean cloud=here? "),
+        ("plan --budget 5 -- python a.py", "plan: has no --budget; a limit is set with budget.max_usd=USD"),
+        ("plan -m optimizer.lr=1e-4, 3e-4", "put the override in quotes: 'optimizer.lr=1e-4, 3e-4'"),
+        ("plan -m run.seed=1, 2 x=3", "put the override in quotes: 'run.seed=1, 2'"),
         ("plan train.py", "plan: the program goes after --: slipway plan -- train.py"),
         ("plan cloud=local python3 train.py", "slipway plan cloud=local -- python3 train.py"),
         ("plan --tpu v5e-8 python train.py --steps 9", "slipway plan --tpu v5e-8 -- python train.py --steps 9"),
@@ -188,6 +195,32 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
 )
 def test_words_that_a_verb_does_not_take_lead_on(home: Path, line: str, said: str) -> None:
     assert said in refused(*line.split(" "))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("plan -- python train.py tpu=v6e_8", "note: tpu=v6e_8 goes to the program"),
+        (
+            "run cloud=local -- python train.py budget.max_hours=2 --lr 1",
+            "note: budget.max_hours=2 goes to the program",
+        ),
+        ("run cloud=local -- python train.py --detach", "note: --detach goes to the program"),
+        ("run -- python train.py network=mlp env=cartpole cloud.sky=3 model=tiny loop.steps=3 --name a", ""),
+        ("plan -m cloud=local -- python train.py --lr 1,2", "note: 1,2 goes to the program as it is, for -m varies"),
+        ("plan -m cloud=local -- python train.py lr=a,b", "note: lr=a,b goes to the program as it is, for -m varies"),
+        ("plan cloud=local -- python train.py lr=1,2", ""),
+        ("plan -m run.seed=1,2 -- python train.py a.py,", ""),
+    ],
+)
+def test_a_word_for_slipway_behind_the_dashes_is_noted(
+    home: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    Path("train.py").write_text("print()\n")
+    main.with_program(parsed(line.split(" ")))
+    said = " ".join(capsys.readouterr().err.split())
+    assert (told or "(program=command") in said
+    assert told or "goes to the program" not in said
 
 
 def test_a_topic_that_is_misspelled_is_near(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,9 @@ from tests.controller.config.test_refusals import GLOBAL, QUICKSTART
         ("env.vars=FOO=bar", "cannot be parsed; did you mean 'env.vars.FOO=bar'?"),
         ("loop.sampler.stop=[</s>,a]", r"""quote its items: 'loop\.sampler\.stop=\["</s>", a\]'"""),
         ("loop.sampler.stop=</s>,<eos>", r"""it must be a list of words: 'loop\.sampler\.stop=\["</s>", "<eos>"\]'"""),
+        ("budget.max_usd=20€", r"budget\.max_usd: '20€' cannot be parsed; it must be a number$"),
+        ("optimizer.lr=10^-3", r"'10\^-3' cannot be parsed; it must be a number: 'optimizer\.lr=0\.001'$"),
+        ("run.notes=Größe(", r"cannot be parsed; the \( is not closed$"),
         ("loop.steps=1,2", r"is several values; for a sweep add -m$"),
         (
             "loop.temperature=0,7",

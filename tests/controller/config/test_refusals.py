@@ -65,6 +65,28 @@ def test_null_is_no_choice(name: str) -> None:
             ["+experiment=mine"],
             "experiment: no experiment named 'mine'; slipway/experiment/mine.yml must be renamed to mine.yaml; ",
         ),
+        (
+            "experiment/mine.yaml",
+            f"{GLOBAL}defaults: [quickstart]\n",
+            ["+experiment=Mine"],
+            "experiment: no experiment named 'Mine'; did you mean experiment=mine? choices: ",
+        ),
+        *(
+            (
+                "experiment/mine.yaml",
+                f"{GLOBAL}defaults: [quickstart]\nloop:\n  steps: '{written}'\n",
+                ["+experiment=mine"],
+                f"loop.steps: slipway/experiment/mine.yaml, line 4: {said}",
+            )
+            for written, said in (
+                ("${loop.group_size * 3}", "${…} is one key's value, and nothing is computed; write the result"),
+                ("${loop.group_size*3}", "${…} is one key's value, and nothing is computed"),
+                ("${loop.group_size-1}", "${…} is one key's value, and nothing is computed"),
+                ("${round(loop.group_size)}", "${…} is one key's value, and nothing is computed"),
+                ("${loop.group_size", "no } closes the ${; a text with it is written \\${"),
+                ("${loop.group-size}", "there is no key loop.group-size"),
+            )
+        ),
         ("data/mine.YAML", "kind: x", ["data=mine"], "data: no data named 'mine'; slipway/data/mine.YAML must be"),
         ("data/mine.yml", "kind: x", ["data=mine.yml"], "data: no data named 'mine.yml'; slipway/data/mine.yml must"),
         (

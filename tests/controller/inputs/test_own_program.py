@@ -67,6 +67,8 @@ def test_a_slice_is_named_by_its_type_or_its_file(tmp_path: Path) -> None:
     (tmp_path / "slipway" / "tpu" / "mine.yaml").touch()
     meant = {
         **{"v5litepod-8": ["tpu=v5litepod_8"], "v5e-8": ["tpu=v5litepod_8"], "v6e_8": ["tpu=v6e_8"]},
+        **{"tpu-v6e-8": ["tpu=v6e_8"], "TPU-v5e-8": ["tpu=v5litepod_8"], "v6-8": ["tpu=v6e_8"]},
+        **{"v7x-8": ["tpu.accelerator_type=tpu7x-8", "tpu.zone=us-central1-ai1a"], "v7-16": ["tpu=tpu7x_16"]},
         **{"mine": ["tpu=mine"], "v5litepod-64": ["tpu.accelerator_type=v5litepod-64", "tpu.zone=us-central1-a"]},
     }
     assert {typed: slice_overrides(typed, tmp_path) for typed in meant} == meant
@@ -362,3 +364,11 @@ def test_a_wheel_for_another_machine_is_refused(tmp_path: Path) -> None:
     git_repository(tmp_path / "repository", {})
     with pytest.raises(ConfigError, match="compiled code that cannot run on the workers"):
         build_wheel(line(f"file://{tmp_path}/repository", None), tmp_path / "a", PYTHON)
+
+
+@pytest.mark.parametrize("where", ["cloud=local", "cloud=here", "cloud=gcp"])
+def test_a_requirements_file_alone_says_which_packages_are_meant(repository: Path, where: str) -> None:
+    mine = "env.requirements=mine.txt"
+    assert packages(repository, where, mine) == ["env.packages=requirements", mine]
+    for kind in ("env.packages=requirements", "env.packages=lock"):
+        assert packages(repository, where, kind, mine) == [kind, mine]

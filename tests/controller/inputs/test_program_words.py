@@ -19,7 +19,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-OF_CONTENT = (", line ", "null", ": line ", "imports ", "never closed", "nothing waits")
+OF_CONTENT = ("is empty, ", "no Makefile", ", line ", "null", ": line ", "imports ", "never closed", "nothing waits")
 """Said once the config is composed: it names the workers' Python and packages."""
 PROGRAMS = {
     "plain.py": "import jax\n",
@@ -53,6 +53,14 @@ PROGRAMS = {
         (["bash", "-c", "python trian.py --out a"], "error trian.py: there is no such file in "),
         (["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", "lab", "python", "a.py"], "error a.py: there is no"),
         ([""], "error the program's name is empty"),
+        (["timeout", "python", "plain.py"], "error timeout: how long stands before the program: timeout 60m python pl"),
+        (["timeout", "./plain.sh"], "error timeout: how long stands before the program: timeout 60m ./plain.sh"),
+        (["timeout", "1h", "python", "plain.py"], None),
+        (["timeout", "-s", "INT", "60", "python", "plain.py"], None),
+        (["python", "books"], "error books: is a folder without __main__.py; name a file of it"),
+        (["python", "beside.py"], "warning beside.py: is empty, so the run ends at once"),
+        (["make", "train"], "warning make: there is no Makefile in "),
+        (["make", "-C", "lab"], None),
         (["python", "-m", "nosuch.train"], "error -m nosuch.train: "),
         (
             ["plain.py", "--x"],
@@ -152,6 +160,7 @@ def test_a_command_of_the_config_is_judged_as_words_after_two_dashes_are(
     repository: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str | None
 ) -> None:
     (repository / "lab").mkdir()
+    (repository / "books").mkdir()
     for name, text in PROGRAMS.items():
         (repository / name).write_bytes(text.encode())
     for name in ("windows.sh", "bare.sh", "odd.pl", "home.pl"):
@@ -172,6 +181,7 @@ def test_what_other_words_may_make_or_use_is_less_certain(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository)
+    Path("Makefile").write_text("train:\n")
 
     def said(*words: str) -> list[str]:
         issues = command_can_start.function(config_of("cloud=local", *words))
@@ -192,7 +202,7 @@ def test_what_other_words_may_make_or_use_is_less_certain(
         [wrong] = said(*own[:1], f"program.command=[python,{name}]")
         assert wrong.startswith(f"warning program.command: {name}: is no Python by its name")
     absent, here = "/nowhere/train.py", f"{tmp_path_factory.mktemp('beside')}/beside.py"
-    Path(here).touch()
+    Path(here).write_text("print()\n")
     for words in (f"[python,{absent}]", f"[bash,-c,'python {absent}']", f"[{absent}]"):
         [wrong] = said(*own[:1], f"program.command={words}")
         assert wrong.startswith(f"warning program.command: {absent}: is outside {repository}, which is what the worke")
@@ -206,5 +216,8 @@ def test_what_other_words_may_make_or_use_is_less_certain(
         assert said(*own[:1], "program.command=[ls]", f'program.setup=[[bash,-c,"{line}"]]') == []
         [ends] = said(*own[:1], f'program.command=[bash,-c,"{line}"]')
         assert ends.startswith("error program.command: ends with &, so nothing waits for the program")
+    assert said(*own[:1], "program.command=[make,train]") == []
+    alone = said("program.command=[python,train.py]")
+    assert alone == ["error program.command: program=trainer does not run it; add program=command, or leave it out"]
     beside = said("+experiment=quickstart", "program.command=[python,made.py]")
     assert beside == ["warning program.command: program=trainer does not run it; add program=command, or leave it out"]

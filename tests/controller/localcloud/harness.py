@@ -98,7 +98,7 @@ class EmulatedCloud:
         url = path if path.startswith("http") else endpoint["url"] + path
         request = urllib.request.Request(url, data=body, method=method, headers=all_headers)
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
+            with urllib.request.urlopen(request, timeout=300) as response:
                 return response.status, response.read(), response.headers
         except urllib.error.HTTPError as error:
             with error:

@@ -22,7 +22,6 @@ from controller.records.ledger import Alert, AlertRecord, Launch, Ledger, Result
 from controller.recovery.responses import AttemptOutcome, Incident, Verdict, VerdictKind
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import drive, open_run
-from controller.run.launch import PodQueue
 from controller.run.notifications import AlertWatch
 from controller.run.options import RunOptions
 
@@ -126,17 +125,18 @@ class Scene:
         write_alerts(ledger, AlertRecord(1, (Alert("idle", "no output", now),)))
         if self.damages_result:
             ledger.write("result.json", "written by somebody else")
-        with PodQueue(ledger._google, runner.context.clock, ledger.bucket, runner.plan.node.name).enqueued("run-2"):
-            self.damage()
-            for lease in (cast(Lease, runner.lease._first), runner.lease):
-                lease._renew()
-            recovery._incidents = recovery._incident_recorded = None  # type: ignore[assignment]
-            recovery._record_incident(Incident(1, "killed", "again", "restart_program", 1, now))
-            runner.spending._loaded = False
-            assert runner.spending.usage().hours >= 0
-            runner.spending.close_billing("stopped")
-            runner.spending.open_billing(NODE)
-            runner.queue.waiting_runs()
+        (place := runner.waiter.queue.place("run-2", "1")).take()
+        self.damage()
+        for lease in (cast(Lease, runner.lease._first), runner.lease):
+            lease._renew()
+        recovery._incidents = recovery._incident_recorded = None  # type: ignore[assignment]
+        recovery._record_incident(Incident(1, "killed", "again", "restart_program", 1, now))
+        runner.spending._loaded = False
+        assert runner.spending.usage().hours >= 0
+        runner.spending.close_billing("stopped")
+        runner.spending.open_billing(NODE)
+        runner.waiter.queue.waiting_runs()
+        place.leave()
         with AlertWatch(runner.plan, runner.context, ledger, Launch(1, "uid-1", now), lambda _: None).watching():
             pass
         return ended(Verdict(VerdictKind.FINISHED), now)

@@ -24,6 +24,7 @@ from controller.records.unfinished import ResultNotRecordedError, kept_file, rec
 from controller.recovery.responses import Verdict, VerdictKind
 from controller.run import ending
 from controller.run.attempt import AttemptResult, AttemptRunner
+from controller.run.launch import PodQueue
 from controller.sweep import sweep_session as pods
 from tests.controller.gcp.test_outages import STORM, answering
 from tests.controller.run.test_damaged_objects import NODE, OpenedRun, begin, ended, opened
@@ -50,7 +51,9 @@ class Stage:
         patch.setattr(context.clock, "boot_time", self.clock.monotonic)
         for name in ("upload", "download", "call", "object_metadata"):
             patch.setattr(FolderClient, name, self.failing(getattr(FolderClient, name)))
-        there = SimpleNamespace(**vars(NODE), is_ready=True, is_managed=True, adopt=False, fleet=lambda _: None)
+        there = SimpleNamespace(
+            **vars(NODE), title="the pod", is_ready=True, is_managed=True, adopt=False, fleet=lambda _: None
+        )
         patch.setitem(vars(plan.node), "adopt", False)
         patch.setattr(type(plan.node), "find", lambda *_, **__: None if self.deleted else there)
         for module in (ending, samplers, pods, teardown):
@@ -180,6 +183,38 @@ def test_a_run_that_is_ended_leaves_no_pod(stage: Stage, kind: VerdictKind, erro
     assert stage.run.told("is not on record")
 
 
+@pytest.mark.parametrize("verdict", [VerdictKind.FINISHED, VerdictKind.PROGRAM_ERROR])
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_pod_is_left_to_the_run_that_waits_for_it_and_deleted_if_that_goes(
+    stage: Stage, verdict: VerdictKind, is_taken: bool
+) -> None:
+    """It has ended, with its last words, before it waits for the next one."""
+    stage.verdict = Verdict(verdict, ("worker 0",), 0)
+    plan, context, failed = stage.plan, stage.context, verdict is VerdictKind.PROGRAM_ERROR
+    place = PodQueue(context.google, context.clock, plan.bucket, plan.node.name).place("run-2", "2")
+    next_lease = pod_lease(plan, context)
+    place.take()
+
+    def sleep(_: float) -> None:
+        said = next_lease.read()
+        assert said is not None
+        assert (said.record.released, said.record.exit_code) == (True, ProgramFailedError.exit_code if failed else 0)
+        if is_taken:
+            next_lease.ensure()
+        else:
+            place.leave()
+
+    stage.patch.setattr(context.clock, "sleep", sleep)
+    with suppress(ProgramFailedError):
+        stage.up(0.0, on_failure="delete")
+    place.leave()
+    next_lease.release()
+    assert stage.run.told("the pod stays for the next run: run-2")
+    assert (len(stage.deleted), stage.lives()) == (not is_taken, [not is_taken])
+    assert bool(stage.run.told("no run waits for the pod any more")) == (not is_taken)
+    assert not stage.run.told("`slipway down` deletes it")
+
+
 def test_a_cancelled_run_ends_within_minutes(stage: Stage) -> None:
     stage.verdict = Verdict(VerdictKind.CANCELLED, ("cancelled",))
     assert stage.up() is None
@@ -211,6 +246,13 @@ def test_pods_of_samplers_and_of_sweeps_wait_for_no_bucket(stage: Stage, monkeyp
         with out(stage):
             act()
         assert len(stage.deleted) == count
+    stage.deleted.clear()
+    place = PodQueue(context.google, context.clock, plan.bucket, plan.node.name).place("run-2", "2")
+    place.take()
+    stage.clock.on_sleep = place.leave
+    pods.delete_if_unused(plan, context, "over")
+    assert stage.clock.sleeps, "the run that waits may take it"
+    assert len(stage.deleted) == 1, "once it has left"
     stage.deleted.clear()
     stage.others = {"run-2"}
     with out(stage):

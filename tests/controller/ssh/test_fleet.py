@@ -1,6 +1,5 @@
 """The connections to a pod's workers, against real SSH servers that behave badly on demand."""
 
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from controller.ssh.fleet import FENCED_COMMANDS, Fleet, Fleets, SshTarget, Work
 from controller.ssh.login import private_key
 from controller.ssh.route import OS_LOGIN_HINT
 from tests.controller.ssh.sshserver import SshPod
+from tests.fakes.loopback import free_port
 
 
 @pytest.fixture
@@ -63,8 +63,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(imported: str, heavy: set
 def test_all_are_asked_at_the_same_time_and_answer_in_order(make_pod) -> None:
     """Peers find each other only if all of them are asked at once."""
     pod, fleet = make_pod(3)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        payload = {"addresses": ["127.0.0.1"] * 3, "port": free.getsockname()[1], "timeout_seconds": 60}
+    payload = {"addresses": ["127.0.0.1"] * 3, "port": free_port(), "timeout_seconds": 300}
     answers = fleet.call_all("probe_peers", [{**payload, "index": index} for index in range(3)])
     assert [answer["reachable"] for answer in answers] == [True] * 3
     homes = [answer["home"] for answer in fleet.call_all("observe", {}, workers=[2, 0])]

@@ -26,6 +26,7 @@ from controller.ssh.fleet import Fleet, WorkerError
 from controller.ssh.login import HostKeys, Login, private_key, public_key_line
 from tests.controller.agent.conftest import wait_for
 from tests.controller.ssh.sshserver import SshPod
+from tests.fakes.loopback import free_port
 
 LAX = "StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  User nobody\n  ConnectTimeout 1"
 """What must not count for a worker."""
@@ -204,11 +205,6 @@ def retried(act: Callable[[], bytes]) -> bytes:
         except ConnectionError:
             assert time.monotonic() < end
             time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def test_a_forward_outlives_what_refuses_and_what_breaks(make_pod) -> None:

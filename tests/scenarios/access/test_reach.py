@@ -26,6 +26,7 @@ from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators
+from tests.fakes.loopback import free_port
 
 pytestmark = pytest.mark.e2e
 WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image",
@@ -178,8 +179,7 @@ def _read(master: int, process: subprocess.Popen, until: str = "") -> str:
 def website(tmp_path: Path) -> Iterator[int]:
     """What a worker serves on its loopback, which here is ours."""
     (tmp_path / "index.html").write_text("from the worker")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     argv = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(tmp_path), str(port)]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     yield port
@@ -196,7 +196,7 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
 
     def fetch(_: int) -> bytes | str:
         try:
-            with urllib.request.urlopen(url, timeout=240) as page:
+            with urllib.request.urlopen(url, timeout=300) as page:
                 return page.read()
         except OSError as error:
             return str(error)
@@ -205,7 +205,7 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
     with ThreadPoolExecutor(8) as pool:
         found = [*pool.map(fetch, range(8))]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=240)
+    _, err = process.communicate(timeout=300)
     assert found == [b"from the worker"] * 8, err
     assert process.returncode == 0, err
     with pytest.raises(OSError, match="refused"):
@@ -213,15 +213,14 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
 
 
 def test_a_port_where_nothing_listens_is_told_of(here) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        closed = free.getsockname()[1]
+    closed = free_port()
     process = started("forward", f"0:{closed}", "--json")
     assert process.stdout
     port = json.loads(process.stdout.readline())["port"]
-    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         assert connection.recv(1) == b""
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert f"cannot connect to port {closed} of the worker" in err
 
 

@@ -53,7 +53,7 @@ class Slow(Flipping):
     """A stream on a worker whose host is slow."""
 
     def __next__(self) -> Any:
-        time.sleep(1.0)
+        time.sleep(3.0)  # much longer than a step takes on a busy machine
         return next(self.stream)
 
 

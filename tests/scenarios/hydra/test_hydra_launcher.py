@@ -78,7 +78,7 @@ def reboot(slipway: SlipwayCli, app: subprocess.Popen[str]) -> None:
         with suppress(psutil.NoSuchProcess):  # it ended by itself
             process.kill()
     kill_marked(process_marker(cloud.resolve()))
-    app.communicate(timeout=240)
+    app.communicate(timeout=300)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
     first = app.start(*words)
     until(lambda: len(launches(slipway)) == 2, seconds=300)
     first.send_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGKILL)
-    out, _ = first.communicate(timeout=120)  # the process that drives the jobs has let go of the pipe
+    out, _ = first.communicate(timeout=300)  # the process that drives the jobs has let go of the pipe
     assert "detached: active runs continue" in out
     before = launches(slipway)
     go.touch()

@@ -165,7 +165,7 @@ def test_a_sick_host_is_replaced(slipway: SlipwayCli, plane: Plane) -> None:
 @pytest.mark.deep
 @pytest.mark.one_plane
 def test_maintenance_is_waited_for(slipway: SlipwayCli, plane: Plane) -> None:
-    found = up(slipway, plane, "kind: maintenance, seconds: 6")
+    found = up(slipway, plane, "kind: maintenance, seconds: 60")
     assert (found.code, found.err) == (0, "")
     found.said("maintenance: the node is repairing; waiting")
     found.said("launched attempt 2")

@@ -3,8 +3,10 @@
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from google.oauth2.credentials import Credentials
@@ -63,8 +65,21 @@ def controller(slow_cloud: EmulatedCloud, request: pytest.FixtureRequest) -> Ite
         client.close()
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[GoogleClient]:
+    """How often each client has looked for a request: how long that takes on a busy machine says nothing."""
+    made, read = Counter[GoogleClient](), BucketLeaseStore.read_request
+
+    def counted(store: BucketLeaseStore) -> Any:
+        made[store.google] += 1
+        return read(store)
+
+    monkeypatch.setattr(BucketLeaseStore, "read_request", counted)
+    return made
+
+
 def test_a_holder_that_writes_as_often_as_it_may_is_reached(
-    controller: Controllers, monkeypatch: pytest.MonkeyPatch
+    controller: Controllers, looks: Counter[GoogleClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Renewals in the object of the request would starve it: each is refused with 429 or 412."""
     monkeypatch.setattr(leases, "REQUEST_SECONDS", 0.1)
@@ -74,36 +89,39 @@ def test_a_holder_that_writes_as_often_as_it_may_is_reached(
     holder.ensure()
 
     def end_when_asked() -> None:
-        woken.wait(60)
+        woken.wait(300)
         with pytest.raises(ReleaseRequestedError), holder.released_on_exit():
             holder.raise_if_lost()
 
     ending = threading.Thread(target=end_when_asked)
     ending.start()
-    began = time.monotonic()
     controller("ben").request_release("cancelled")  # in the same second as the next one
+    seen = looks[controller.clients[0]]
     taker = controller("cleo")
     taker.take_over("taken over")
     ending.join()
-    assert time.monotonic() - began < 10
+    assert looks[controller.clients[0]] - seen <= 2
     assert taker.last_token == 2
     taker.release()
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("after", [0.5, 3.5, 11.0, *wide(0.0, 1.0, 2.0, 7.0)])
-def test_a_holder_is_reached_within_ten_seconds_at_any_time(controller: Controllers, after: float) -> None:
+def test_a_holder_is_reached_within_ten_seconds_at_any_time(
+    controller: Controllers, looks: Counter[GoogleClient], after: float
+) -> None:
+    assert 2 * leases.REQUEST_SECONDS + leases.WRITE_SECONDS < 10, "two looks and the write of the release"
     woken = threading.Event()
     holder = controller("anna", woken)
     holder.ensure()
     time.sleep(after)
-    began = time.monotonic()
     asker = controller("ben")
     asker.request_release("deleted")
-    assert woken.wait(10)
+    seen = looks[controller.clients[0]]
+    assert woken.wait(300)
+    assert looks[controller.clients[0]] - seen <= 2
     with pytest.raises(ReleaseRequestedError), holder.released_on_exit():
         holder.raise_if_lost()
-    assert time.monotonic() - began < 10
     found = asker.read()
     assert found is not None
     assert (found.record.released, found.record.asked) == (True, "deleted by ben@host")
@@ -120,7 +138,7 @@ def test_refusals_of_single_writes_lose_no_request(controller: Controllers, stat
     asker = controller("ben")
     controller.cloud.call_ok("POST", "emulator/faults", {"key": controller.pod, "faults": [fault]})
     asker.request_release("cancelled")
-    assert woken.wait(10)
+    assert woken.wait(300)
     holder.release("cancelled", 0)
     assert asker.ensure() == 2
     asker.release()

@@ -260,6 +260,30 @@ def test_muon_orthogonalizes_each_expert():
         np.testing.assert_allclose(found[at], alone[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adafactor", *wide("muon")])
+def test_an_optimizer_of_matrices_takes_the_same_steps_on_a_mesh(name):
+    """Adafactor and Muon see each expert as a matrix of its own."""
+    cfg, batch = described(FAMILY, router_aux_loss_coef=0.1, logit_chunk=7), batch_of(4)
+    own = {"orthogonalization_dtype": "float32"} if name == "muon" else {"b1": 0.9}
+    opt = TypeAdapter(Optimizer).validate_python(load_group(f"optimizer/{name}") | {"lr": 0.01} | own)
+
+    def stepped(*sizes: int) -> train_step.State:
+        mesh = make_mesh(*sizes)
+        with jax.set_mesh(mesh):
+            state = train_step.init_state(cfg, opt, mesh, jax.random.key(0))
+            rows = jax.device_put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+            return train_step.build_update(lm.loss(cfg), cfg, opt, mesh)(state, rows)[0]
+
+    one, many = stepped(1, 1, 1), stepped(1, 2, 2)
+    for path, found in jax.tree.leaves_with_path(many.params):
+        start = weights.init_params(cfg, jax.random.key(0))
+        wanted = one.params
+        for key in path:
+            start, wanted = start[key.key], wanted[key.key]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5, err_msg=str(path))
+        assert not np.array_equal(found, start)
+
+
 def test_a_token_is_counted_with_the_weights_that_it_takes():
     """Of Qwen3-30B-A3B, 3.35 G with the output layer and the embedding's row; plan estimates the same."""
     cfg = Model(**load_group("model/qwen3_30b_a3b"))

@@ -23,6 +23,7 @@ from controller.agent.commands import chip_check
 from controller.agent.commands.chip_check import ON_CPU, ON_TPU, Sizes
 from controller.agent.commands.observe import STAGES
 from tests.controller.agent.conftest import AgentWorker, ProgramRun
+from tests.fakes.loopback import free_port
 
 
 @pytest.fixture
@@ -160,12 +161,11 @@ def test_a_jax_that_hangs_is_ended_and_devices_that_a_run_holds_are_left_alone(r
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    return free_port()
 
 
 def test_peers_find_worker_0(worker: AgentWorker, port: int) -> None:
-    payload = {"addresses": ["127.0.0.1"] * 3, "port": port, "timeout_seconds": 60}
+    payload = {"addresses": ["127.0.0.1"] * 3, "port": port, "timeout_seconds": 300}
     asked = [worker.start_command("probe_peers", index=index, **payload) for index in (2, 1, 0)]
     found = {"boot_id": "boot-1", "reachable": True, "detail": ""}
     assert [worker.finish_command(process)[1] for process in asked] == [[found]] * 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.commands.venv import installed_versions
+from controller.agent.commands.venv import installed_versions, program_env
 from tests.controller.agent.conftest import AgentWorker
 from tests.controller.inputs.wheels import write_wheel
 
@@ -169,3 +169,24 @@ def test_uv_is_installed_beside_the_venvs_where_the_image_has_none(worker: Agent
     assert "--require-hashes" in (worker.home / "pip").read_text()
     assert re.match(r"uv==\S+ --hash=sha256:[0-9a-f]{64}$", (worker.root / "uv.txt").read_text().strip())
     assert json.loads((next((worker.root / "venv").iterdir()) / "slipway.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("given", "begins"),
+    [
+        ("/own/bin", ["/own/bin", "/usr/bin"]),
+        ("/own:/usr/bin", ["/own", "/usr/bin"]),
+        ("", ["/usr/bin"]),
+        (None, ["/usr/bin"]),
+    ],
+)
+def test_a_path_of_the_users_stands_before_that_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, begins: list[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    variables = {} if given is None else {"PATH": given}
+    path = program_env("none", variables)["PATH"].split(":")
+    assert path[: len(begins) + 1] == [*begins, "/bin"]
+    of_venv = program_env("v1", variables)["PATH"].split(":")
+    assert of_venv[0].endswith("/bin")
+    assert of_venv[1:] == path

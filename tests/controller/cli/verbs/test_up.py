@@ -36,11 +36,9 @@ def let_go(slipway: SlipwayCli) -> None:
 
 
 def up_apart(slipway: SlipwayCli, *words: str) -> subprocess.Popen[str]:
-    """`slipway up …` in a process of its own, which finds the emulated cloud awake, and Ctrl-C as on a terminal."""
+    """`slipway up …` in a process of its own, in real time; it finds the emulated cloud awake."""
     slipway.cloud()
-    listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
-    main = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
-    argv = [sys.executable, "-c", main, *slipway.line("up", *words)]
+    argv = [sys.executable, "-m", "controller", *slipway.line("up", *words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
@@ -63,7 +61,7 @@ def typed(slipway: SlipwayCli, *words: str) -> tuple[int, str, str]:
 
 def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli, plane: Plane) -> None:
     four = [ECHO_COMMAND, *plane.four]
-    code, out, err = slipway("up", *four)
+    code, out, err = slipway("up", "--queue", *four)  # there is no bucket yet, and nobody to wait for
     assert (code, err) == (0, "")
     steps = ("network slipway", "nat slipway", "firewall slipway-allow-ssh", "TPU v", "steps unchanged")
     assert all(words in out for words in ("hello from worker 0", *steps))
@@ -125,6 +123,7 @@ def test_a_running_run_is_reattached_and_another_ends_it_only_if_asked_to(slipwa
 
 
 @pytest.mark.deep
+@pytest.mark.real_time
 def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
     """The first run finishes and leaves its pod to the one that waits; the second one deletes it."""
     assert slipway("up", "--detach", SLOW)[0] == 0
@@ -225,6 +224,7 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
 
+@pytest.mark.real_time
 def test_ctrl_c_before_the_launch_says_that_the_pod_is_kept(slipway: SlipwayCli) -> None:
     running = up_apart(slipway, SLOW, "env.packages=requirements", "program.setup=[[sleep,'600']]")
     read_until(running, "TPU v.* created")
@@ -254,6 +254,7 @@ def test_a_detached_run_that_is_ended_is_ended_in_both_tables(slipway: SlipwayCl
 
 
 @pytest.mark.deep
+@pytest.mark.real_time
 @pytest.mark.parametrize("verb", [("cancel",), *wide(("down", "--yes"))])
 def test_ctrl_c_detaches_and_what_is_ended_on_purpose_is_not_started_again(
     slipway: SlipwayCli, verb: tuple[str, ...]

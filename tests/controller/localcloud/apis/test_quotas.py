@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.localcloud.apis.catalog import load_catalog
-from controller.localcloud.apis.quotas import Quotas, _draws, metric_names
+from controller.localcloud.apis.quotas import Quotas, _draws, check_limits, metric_names
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Store
 from controller.resources.pod.refusals import classify
@@ -164,3 +164,23 @@ def test_a_disk_of_its_own_draws_on_the_quota_of_its_type(cloud: EmulatedCloud) 
 def test_vms_with_tpus_draw_on_no_quota_of_cpus() -> None:
     drawn = _draws("instances", {"machineType": "zones/z/machineTypes/ct6e-standard-8t"})
     assert +drawn == {"INSTANCES": 1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"TPUV6": 4}, "the emulated project has no quota 'TPUV6'; closest: tpu-v6e, "),
+        (
+            {"PREEMPTIBLE_TPU_V6E": 4},
+            "the emulated project has no quota 'PREEMPTIBLE_TPU_V6E'; closest: preemptible-tpu-",
+        ),
+        ({"!": 4}, "the emulated project has no quota '!'; known: INSTANCES, "),
+        ({"CPUS": -1}, "CPUS must be a whole number of at least 0, not -1"),
+        ([3], "must be limits by name; known: INSTANCES, "),
+    ],
+)
+def test_a_quota_that_is_none_is_told_with_the_nearest(limits: object, said: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        check_limits(limits)
+    assert str(refused.value).startswith(f"cloud.quotas: {said}")
+    check_limits({"INSTANCES": 24, "tpu-v6e": 0})

@@ -249,3 +249,20 @@ def test_an_operation_may_stay_open(cloud: EmulatedCloud) -> None:
     path = f"{COMPUTE}/zones/{ZONE}/operations"
     wait_for(lambda: cloud.call_ok("GET", f"{path}/{operations[1]}")["status"] == "DONE", "the second one")
     assert cloud.call_ok("GET", f"{path}/{operations[0]}")["status"] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"kind": "preempt", "after_seconds": 1}, "unknown kind 'preempt'; did you mean preempted? known: preempted, "),
+        ({"kind": "meteor"}, "unknown kind 'meteor'; known: preempted, "),
+        ({"after_seconds": 1}, "has no kind; known: preempted, "),
+        ({"kind": "preempted"}, "preempted: needs exactly one of after_object, after_seconds, after_requests and "),
+        ({"kind": "preempted", "after_step": 3, "after_seconds": 1}, "preempted: unknown key after_step; keys: kind, "),
+        ({"kind": "preempted", "after_seconds": -1}, "preempted: after_seconds: input should be greater than or equal"),
+    ],
+)
+def test_a_fault_that_is_none_is_told_with_its_cure(fault: dict[str, object], said: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_fault(fault)
+    assert str(refused.value).startswith(f"cloud.faults: {said}")
