@@ -1,14 +1,24 @@
 """Read Hugging Face's config.json into our model config: completely, defaults of its class included, or not at all."""
 
-import math
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, get_args
+from types import NoneType
+from typing import Any
 
 from pydantic import ValidationError
 
+from conf.hugging_face_base import UnknownArchitectureError as UnknownArchitectureError
+from conf.hugging_face_base import require, unsupported
 from conf.hugging_face_fields import FIELDS
-from conf.hugging_face_rotation import MINISTRAL3_ROTATION, ROPE_FIELDS, ROPE_TYPES, ROTATIONS, longrope, yarn
+from conf.hugging_face_gemma4 import GEMMA4_TEXT, gemma4_layers
+from conf.hugging_face_rotation import (
+    ANY_ROTATION,
+    DEFAULT_ROTATIONS,
+    ROPE_FIELDS,
+    ROPE_TYPES,
+    ROTATIONS,
+    longrope,
+    yarn,
+)
 from conf.schema.training.model import Model, family_switches
 
 CLASSES = {
@@ -17,21 +27,29 @@ CLASSES = {
     "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
-FAMILIES = {kind: kind for kind in CLASSES} | {"gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2"}
+FAMILIES = {kind: kind for kind in CLASSES} | {
+    "gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2", **dict.fromkeys(GEMMA4_TEXT, "gemma4"),
+}  # fmt: skip
 """Maps model_type of config.json to our family."""
 ARCHITECTURES = {
     **{kind: (f"{name}ForCausalLM", f"{name}Model") for kind, name in CLASSES.items()},
     "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
     "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3Model"),
+    "gemma4_text": ("Gemma4ForCausalLM", "Gemma4TextModel"),
+    "gemma4": ("Gemma4ForConditionalGeneration", "Gemma4Model"),
+    "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedTextModel"),
+    "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "Gemma4UnifiedModel"),
     "mistral3": ("Mistral3ForConditionalGeneration", "Mistral3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
 }
 """Classes whose weights are a decoder's."""
-WITH_IMAGES = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
+WITH_IMAGES = {
+    "gemma3": "gemma3_text", "mistral3": "ministral3", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
+}  # fmt: skip
 """Models with a vision tower, and what their `text_config` must be."""
-PERIODS = {"gemma2": 2, "olmo3": 4}
+PERIODS = {"gemma2": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
 """Every how many layers one is global, where layer_types does not say it."""
-BY_LAYER_TYPE = ("gemma3_text", "olmo3")
+BY_LAYER_TYPE = ("gemma3_text", "olmo3", *GEMMA4_TEXT)
 """Families whose rope_parameters have an entry per layer type."""
 OLMO3_THETA = 500_000.0
 """What transformers 5 takes for local layers where only rope_theta is set."""
@@ -56,10 +74,6 @@ GPT2_NAMES = {
 EXPERTS_NAMES = THEIR_NAMES | {
     "mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok",
 }  # fmt: skip
-
-
-class UnknownArchitectureError(ValueError):
-    """config.json describes a model that the decoder does not support."""
 
 
 def without_unknown_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,9 +126,9 @@ def _text_fields(outer: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[s
     # a head of its own is read although the wrapper's default would tie it
     is_said = kind != "ministral3" or "tie_word_embeddings" in config
     if is_said and fields["tie_word_embeddings"] != tied:
-        raise _unsupported("tie_word_embeddings", tied, "text_config has another value")
-    if (cap := fields.get("final_logit_softcapping")) is not None:
-        raise _unsupported("text_config.final_logit_softcapping", cap, "transformers does not apply it with images")
+        raise unsupported("tie_word_embeddings", tied, "text_config has another value")
+    if kind == "gemma3_text" and (cap := fields["final_logit_softcapping"]) is not None:
+        raise unsupported("text_config.final_logit_softcapping", cap, "transformers does not apply it with images")
     return kind, fields, given
 
 
@@ -140,55 +154,21 @@ def _fields(config: Mapping[str, Any], kind: str, outer: str = "") -> dict[str, 
     for name, value in config.items():
         field = table[name]
         if field.use == "fixed" and not any(_is_same(value, known) for known in (field.default, *field.allowed)):
-            raise _unsupported(prefix + name, value, field.note)
-        _require(prefix + name, value, field.type_)
+            raise unsupported(prefix + name, value, field.note)
+        require(prefix + name, value, field.type_)
     found = {name: config.get(name, field.default) for name, field in table.items()}
     if found["model_type"] not in ("", kind):
-        raise _unsupported(f"{prefix}model_type", found["model_type"], f"{kind} was expected")
+        raise unsupported(f"{prefix}model_type", found["model_type"], f"{kind} was expected")
     for name in found["architectures"] or ():
         accepted = ARCHITECTURES[kind] + (ARCHITECTURES[outer] if outer else ())
         if name not in accepted:
-            raise _unsupported(f"{prefix}architectures", name, f"only {', '.join(ARCHITECTURES[kind])}")
+            raise unsupported(f"{prefix}architectures", name, f"only {', '.join(ARCHITECTURES[kind])}")
     return found
-
-
-TYPE_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    Mapping: "a mapping",
-    NoneType: "null",
-}
-"""What messages call the types of JSON."""
 
 
 def _is_same(value: Any, other: Any) -> bool:
     """Return whether two values are equal; unlike in Python, true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _require(name: str, value: Any, type_: type | UnionType) -> None:
-    """Raise UnknownArchitectureError unless the value has the type, as transformers 5 does; it also refuses 1 for 1.0.
-
-    https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/dataclasses.py, type_validator
-    """
-    kinds = get_args(type_) or (type_,)
-    if isinstance(value, bool):
-        fits = bool in kinds or object in kinds
-    elif isinstance(value, int | float) and float in kinds:
-        fits = -math.inf < value < math.inf
-    else:
-        fits = isinstance(value, type_)
-    if not fits:
-        raise _unsupported(name, value, f"{' or '.join(TYPE_WORDS[kind] for kind in kinds)} is required")
-
-
-def _unsupported(name: str, value: Any, why: str) -> UnknownArchitectureError:
-    text = repr(value)
-    shown = text if len(text) <= 60 else f"{text[:57]}…"
-    return UnknownArchitectureError(f"config.json: {name}: {shown} is not supported: {why}")
 
 
 def _gpt2_model(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,28 +209,29 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     }
     if (found := FIELDS[kind].get("sliding_window")) is not None and found.use == "read":
         described |= _windows(fields, kind)
-    if "moe_intermediate_size" in fields:
+    if "num_experts_per_tok" in fields:
         described |= _experts(fields, given)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
     if "attention_multiplier" in fields:
         if (scale := fields["attention_multiplier"]) <= 0:
-            raise _unsupported("attention_multiplier", scale, "a number above 0 is required")
+            raise unsupported("attention_multiplier", scale, "a number above 0 is required")
         described["query_pre_attn_scalar"] = None if scale == head_dim**-0.5 else scale**-2
     if "query_pre_attn_scalar" in fields:
         scalar = fields["query_pre_attn_scalar"]
         described |= {
             "query_pre_attn_scalar": None if scalar == head_dim else scalar,
             "attn_logit_softcap": fields["attn_logit_softcapping"],
-            "final_logit_softcap": fields["final_logit_softcapping"],
         }
-    return described
+    if "final_logit_softcapping" in fields:
+        described["final_logit_softcap"] = fields["final_logit_softcapping"]
+    return described | (gemma4_layers(fields, described["attention_pattern"]) if kind in GEMMA4_TEXT else {})
 
 
 def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of experts; transformers 5 writes their number under a name of its own."""
     count, other = (given.get(name) for name in ("num_experts", "num_local_experts"))
     if None not in (count, other) and count != other:
-        raise _unsupported("num_local_experts", other, f"num_experts is {count}")
+        raise unsupported("num_local_experts", other, f"num_experts is {count}")
     count = fields["num_experts"] if count is other else count if other is None else other
     kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields["norm_topk_prob"]}
     return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
@@ -270,9 +251,9 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
         letters = _letters_without_types(fields, kind, window)
     else:
         if len(types) != count:
-            raise _unsupported("layer_types", types, f"a list of num_hidden_layers = {count} is required")
+            raise unsupported("layer_types", types, f"a list of num_hidden_layers = {count} is required")
         if other := [name for name in types if not isinstance(name, str) or name not in LAYER_TYPES]:
-            raise _unsupported("layer_types", other[0], f"only {', '.join(LAYER_TYPES)}")
+            raise unsupported("layer_types", other[0], f"only {', '.join(LAYER_TYPES)}")
         letters = "".join(LAYER_TYPES[name] for name in types)
     rotated = zip(letters, _rotated(fields), strict=True)
     letters = "".join(letter if is_rotated else letter.lower() for letter, is_rotated in rotated)
@@ -288,7 +269,8 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _letters_without_types(fields: Mapping[str, Any], kind: str, window: int | None) -> str:
     count = fields["num_hidden_layers"]
     if (period := PERIODS.get(kind, fields.get("sliding_window_pattern"))) is not None:
-        return "".join("L" if (i + 1) % period else "G" for i in range(count))
+        last = count - 1 if kind in GEMMA4_TEXT else None  # is global in any case
+        return "".join("L" if (i + 1) % period and i != last else "G" for i in range(count))
     if window is None:
         return "G" * count
     if "no_rope_layers" in fields:
@@ -303,29 +285,29 @@ def _rotated(fields: Mapping[str, Any]) -> list[bool]:
         interval = fields.get("no_rope_layer_interval", count + 1)
         return [(i + 1) % interval != 0 for i in range(count)]
     if len(listed) != count or not all(_is_same(value, 0) or _is_same(value, 1) for value in listed):
-        raise _unsupported("no_rope_layers", listed, f"a list of num_hidden_layers = {count}, 1 or 0, is required")
+        raise unsupported("no_rope_layers", listed, f"a list of num_hidden_layers = {count}, 1 or 0, is required")
     return [value == 1 for value in listed]
 
 
 def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
     new, scaling = fields["rope_parameters"] or {}, fields["rope_scaling"]
-    if kind == "ministral3" and fields["rope_parameters"] is None:
-        new = MINISTRAL3_ROTATION
+    if fields["rope_parameters"] is None:
+        new = DEFAULT_ROTATIONS.get(kind, {})
     nested = bool(new.keys() & LAYER_TYPES.keys())
     if new and nested != (kind in BY_LAYER_TYPE):
         why = f"{kind} has {'one entry per layer type' if kind in BY_LAYER_TYPE else 'one for all layers'}"
-        raise _unsupported("rope_parameters", new, why)
+        raise unsupported("rope_parameters", new, why)
     for name in LAYER_TYPES:
-        _require(f"rope_parameters.{name}", new.get(name), Mapping | NoneType)
+        require(f"rope_parameters.{name}", new.get(name), Mapping | NoneType)
     everywhere = dict((new.get("full_attention") if nested else new) or {})
     local = dict((new.get("sliding_attention") if nested else None) or {})
     if other := new.keys() - LAYER_TYPES.keys() if nested else ():
-        raise _unsupported("rope_parameters", sorted(other)[0], f"only {', '.join(LAYER_TYPES)}")
+        raise unsupported("rope_parameters", sorted(other)[0], f"only {', '.join(LAYER_TYPES)}")
     if scaling and not everywhere.keys() - {"rope_theta"}:
         everywhere |= scaling
     elif scaling and _scaling(scaling, fields, kind) != _scaling(everywhere, fields, kind):
-        raise _unsupported("rope_scaling", scaling, "rope_parameters has other values")
+        raise unsupported("rope_scaling", scaling, "rope_parameters has other values")
     found: dict[str, Any] = {
         "rope_theta": _either(everywhere, "rope_theta", fields, given),
         "rope_local_theta": None,
@@ -334,17 +316,17 @@ def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dic
     if FIELDS[kind]["partial_rotary_factor"].use == "read":
         found["partial_rotary_factor"] = _either(everywhere, "partial_rotary_factor", fields, given)
     if kind in BY_LAYER_TYPE:
-        name = "rope_theta" if kind == "olmo3" else "rope_local_base_freq"
+        name = "rope_local_base_freq" if kind == "gemma3_text" else "rope_theta"
         found["rope_local_theta"] = _either(local, name, fields, given)
         unsaid = any(part.get("rope_theta") is None for part in (everywhere, local))
         if kind == "olmo3" and unsaid and given.get("rope_theta") != OLMO3_THETA:
             why = "transformers 4 and 5 read it otherwise; set rope_theta for each layer type in rope_parameters"
-            raise _unsupported("rope_theta", given.get("rope_theta"), why)
+            raise unsupported("rope_theta", given.get("rope_theta"), why)
         if _scaling(local, fields, kind) is not None:
             where = "rope_parameters.sliding_attention"
-            raise _unsupported(where, local, "the decoder does not scale the positions of local layers")
+            raise unsupported(where, local, "the decoder does not scale the positions of local layers")
         if found["rope_scaling"] and not found["rope_scaling"].get("truncate", True):
-            raise _unsupported("rope_parameters.full_attention.truncate", False, "transformers ignores it there")
+            raise unsupported("rope_parameters.full_attention.truncate", False, "transformers ignores it there")
     return found
 
 
@@ -354,21 +336,21 @@ def _either(parameters: Mapping[str, Any], name: str, fields: Mapping[str, Any],
     if value is None:
         return fields[name]
     if given.get(name) not in (None, value):
-        raise _unsupported(name, given[name], f"rope_parameters has {value!r}")
+        raise unsupported(name, given[name], f"rope_parameters has {value!r}")
     return value
 
 
 def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) -> dict[str, Any] | None:
     """Return `model.rope_scaling` for rope_parameters or rope_scaling, with transformers' defaults."""
     for name, value in parameters.items():
-        _require(f"rotary {name}", value, ROPE_TYPES.get(name, object))
+        require(f"rotary {name}", value, ROPE_TYPES.get(name, object))
     kind, older = parameters.get("rope_type"), parameters.get("type")
     if kind and older and kind != older:
-        raise _unsupported("rotary type", older, f"rope_type is {kind!r}")
+        raise unsupported("rotary type", older, f"rope_type is {kind!r}")
     kind = kind or older or "default"
-    allowed = ROTATIONS.get(of, tuple(ROPE_FIELDS))
+    allowed = ROTATIONS.get(of, ANY_ROTATION)
     if kind not in allowed:
-        raise _unsupported("rope_type", kind, f"only {', '.join(allowed)}")
+        raise unsupported("rope_type", kind, f"only {', '.join(allowed)}")
     required, optional = ROPE_FIELDS[kind]
     given = parameters.keys()
     if of == "ministral3":  # transformers computes with both, and has no defaults
@@ -382,7 +364,7 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
     if parameters.get("partial_rotary_factor") in (None, 1.0) or FIELDS[of]["partial_rotary_factor"].use == "read":
         known = known | {"partial_rotary_factor"}
     if other := parameters.keys() - known:
-        raise _unsupported(f"rope_type {kind}", sorted(other)[0], "unknown field")
+        raise unsupported(f"rope_type {kind}", sorted(other)[0], "unknown field")
     if kind == "default":
         return None
     found = {name: parameters[name] for name in required}
@@ -391,7 +373,7 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
         named = fields["original_max_position_embeddings"]  # only Phi-3's is read, and it wins
         if named and found["original_max_position_embeddings"] not in (None, named):
             at = "original_max_position_embeddings"
-            raise _unsupported(f"rotary {at}", found[at], f"{at} is {named}")
+            raise unsupported(f"rotary {at}", found[at], f"{at} is {named}")
         original = named or found["original_max_position_embeddings"] or fields["max_position_embeddings"]
         found["original_max_position_embeddings"] = original
     if kind == "longrope":

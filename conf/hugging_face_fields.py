@@ -6,110 +6,13 @@ every field that a version since 2.0 wrote is known; `tests/conf/test_config_jso
 """
 
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple
+from types import NoneType
 
-
-class Field(NamedTuple):
-    """One field of config.json."""
-
-    default: Any  # the config class's: what an absent field means
-    use: Literal["read", "ignored", "fixed"]
-    note: str = ""  # ignored: why it changes no number. fixed: what another value would need
-    allowed: tuple[Any, ...] = ()  # values of a fixed field besides its default
-    type_: type | UnionType = object  # of a field that is read
-
-
-def _read(default: Any = None, type_: type | UnionType | None = None) -> Field:
-    """Return a field whose values have the default's type, unless another is given. float: also whole numbers."""
-    return Field(default, "read", type_=type_ or type(default))
-
-
-def _ignored(note: str, **defaults: Any) -> dict[str, Field]:
-    return {name: Field(default, "ignored", note) for name, default in defaults.items()}
-
-
-def _fixed(default: Any, note: str, *allowed: Any) -> Field:
-    return Field(default, "fixed", note, allowed)
-
-
-UNQUANTIZED = (
-    "quantized weights cannot be read; download the repository that it was made from, which has no quantization_config"
-)
-
-GENERATION = _ignored(
-    "a setting of generation",
-    max_length=20, min_length=0, do_sample=False, early_stopping=False, num_beams=1, temperature=1.0, top_k=50,
-    top_p=1.0, typical_p=1.0, repetition_penalty=1.0, length_penalty=1.0, no_repeat_ngram_size=0,
-    encoder_no_repeat_ngram_size=0, bad_words_ids=None, num_return_sequences=1, output_scores=False,
-    return_dict_in_generate=False, forced_bos_token_id=None, forced_eos_token_id=None, remove_invalid_values=False,
-    exponential_decay_length_penalty=None, suppress_tokens=None, begin_suppress_tokens=None, num_beam_groups=1,
-    diversity_penalty=0.0, epsilon_cutoff=0.0, eta_cutoff=0.0, cache_implementation=None,
-)  # fmt: skip
-
-BASE = {
-    "model_type": _read(""),
-    "architectures": _read(None, list | None),
-    **_ignored(
-        "describes the file",
-        transformers_version=None, _name_or_path="", name_or_path="", _commit_hash=None, unsloth_fixed=False,
-        unsloth_version=None, is_llama_config=True, _from_model_config=False,
-    ),
-    **_ignored("describes files of other programs", **{"transformers.js_config": None}),
-    **_ignored(
-        "transformers' own bookkeeping", _post_init_done=False, ignore_keys_at_rope_validation=None,
-    ),
-    **_ignored("each tensor says its own type", dtype=None, torch_dtype=None),
-    **_ignored(
-        "what a call returns, not what it computes",
-        output_hidden_states=False, output_attentions=False, return_dict=True, torchscript=False, use_cache=True,
-        output_past=True, use_return_dict=True,
-    ),
-    **_ignored(
-        "how it is computed, with the same result",
-        chunk_size_feed_forward=0, attn_implementation=None, _attn_implementation=None, gradient_checkpointing=False,
-        _attn_implementation_autoset=False, use_bfloat16=False, tf_legacy_loss=False, xla_device=None,
-        _flash_attn_2_enabled=False, experts_implementation=None, _experts_implementation=None,
-    ),
-    **_ignored(
-        "a head that is not loaded",
-        id2label=None, label2id=None, num_labels=None, problem_type=None, finetuning_task=None, classifier_dropout=None,
-        task_specific_params=None, _num_labels=None,
-    ),
-    **_ignored("encoder-decoder models only", is_decoder=False, tie_encoder_decoder=False, decoder_start_token_id=None),
-    **_ignored(
-        "the tokenizer's",
-        tokenizer_class=None, prefix=None, bos_token_id=None, pad_token_id=None, eos_token_id=None, sep_token_id=None,
-    ),
-    **_ignored("of the initial weights", initializer_range=0.02),
-    **GENERATION,
-    "is_encoder_decoder": _fixed(False, "the decoder has no encoder"),
-    "add_cross_attention": _fixed(False, "the decoder has no cross attention"),
-    "cross_attention_hidden_size": _fixed(None, "the decoder has no cross attention"),
-    "pruned_heads": _fixed(None, "all layers have the same heads", {}),
-    "per_layer_config": _fixed(None, "all layers have the same sizes", {}),
-    "quantization_config": _fixed(None, UNQUANTIZED),
-    "quantization": _fixed(None, UNQUANTIZED),  # of mlx-lm
-    "compression_config": _fixed(None, UNQUANTIZED),
-    "auto_map": _fixed(None, "the repository's own code would define the model"),
-}  # fmt: skip
-
-ROTARY = BASE | {
-    **_ignored("dropout, which training here does not use", attention_dropout=0.0, hidden_dropout=0.0),
-    **_ignored("noise of another training", neftune_noise_alpha=None),
-    "hidden_size": _read(4096),
-    "num_hidden_layers": _read(32),
-    "num_attention_heads": _read(32),
-    "num_key_value_heads": _read(32),
-    "rms_norm_eps": _read(1e-6),
-    "tie_word_embeddings": _read(False),
-    "rope_parameters": _read(None, Mapping | NoneType),  # transformers 5
-    "rope_theta": _read(10000.0, float | None),  # transformers 4, as rope_scaling
-    "rope_scaling": _read(None, Mapping | NoneType),
-    "rope_interleaved": _fixed(False, "the decoder rotates the halves of a head, as transformers does"),  # of nanotron
-    "partial_rotary_factor": _fixed(None, "the decoder rotates whole heads", 1.0),
-    "original_max_position_embeddings": _fixed(None, "set it in rope_parameters"),
-}
+from conf.hugging_face_base import BASE, ROTARY
+from conf.hugging_face_base import fixed as _fixed
+from conf.hugging_face_base import ignored as _ignored
+from conf.hugging_face_base import read as _read
+from conf.hugging_face_gemma4 import GEMMA4, GEMMA4_UNIFIED, GEMMA4_WITH_IMAGES
 
 LLAMA = ROTARY | {
     "vocab_size": _read(32000),
@@ -269,7 +172,8 @@ ALL_EXPERTS = "layers without experts are not supported"
 QWEN3_MOE = {name: field for name, field in QWEN3.items() if name != "layer_types"} | {
     "use_sliding_window": _fixed(False, "transformers 4 and 5 give other layers a window"),
     **_ignored("of windows, which no layer has", sliding_window=4096, max_window_layers=28),
-    **{name: _read(size) for name, size in (("hidden_size", 2048), ("num_hidden_layers", 24), ("head_dim", 128))},
+    **{name: _read(size) for name, size in (("hidden_size", 2048), ("num_hidden_layers", 24))},
+    "head_dim": _read(None, int | None),  # not of the class; its model uses it where it is given
     **{name: _read(size) for name, size in (("moe_intermediate_size", 768), ("num_experts_per_tok", 8))},
     **{name: _read(128) for name in ("num_experts", "num_local_experts")},
     "num_key_value_heads": _read(4),
@@ -277,6 +181,9 @@ QWEN3_MOE = {name: field for name, field in QWEN3.items() if name != "layer_type
     "decoder_sparse_step": _fixed(1, ALL_EXPERTS),
     "mlp_only_layers": _fixed(None, ALL_EXPERTS, []),
     **_ignored("the width of layers without experts", intermediate_size=6144),
+    "shared_expert_intermediate_size": _fixed(0, "the decoder has no expert of all tokens"),  # of Qwen3-Coder, as
+    "use_qk_norm": _fixed(True, "transformers normalizes queries and keys"),  # these two
+    "qkv_bias": _fixed(False, "transformers reads attention_bias"),
     **_ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
 }
 
@@ -391,5 +298,9 @@ FIELDS = {
     "granite": GRANITE,
     "phi3": PHI3,
     "olmo3": OLMO3,
+    "gemma4_text": GEMMA4,
+    "gemma4": GEMMA4_WITH_IMAGES,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
+    "gemma4_unified": GEMMA4_WITH_IMAGES,
 }
 """The table of each `model_type`."""

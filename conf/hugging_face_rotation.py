@@ -41,6 +41,7 @@ ROPE_FIELDS = {
             "truncate": True,
         },
     ),
+    "proportional": ({}, {"factor": 1.0, "partial_rotary_factor": 1.0}),
     "longrope": (
         {"short_factor", "long_factor"},
         {"original_max_position_embeddings": None, "attention_factor": None, "factor": None},
@@ -59,9 +60,20 @@ MINISTRAL3_ROTATION = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""What Ministral 3 has where config.json has no rope_parameters."""
+GEMMA4_ROTATION = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+DEFAULT_ROTATIONS = {
+    "ministral3": MINISTRAL3_ROTATION,
+    "gemma4_text": GEMMA4_ROTATION,
+    "gemma4_unified_text": GEMMA4_ROTATION,
+}
+"""What a family has where config.json has no rope_parameters."""
+ANY_ROTATION = ("default", "linear", "llama3", "yarn", "longrope")
 ROTATIONS = {"phi3": ("default", "longrope"), "ministral3": ("yarn",)}
-"""Which values of `rope_type` a family may have, where not all."""
+ROTATIONS |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), ("default", "proportional"))
+"""Which values of `rope_type` a family may have, where not `ANY_ROTATION`."""
 
 
 def longrope(found: dict[str, Any], longest: int) -> dict[str, Any]:

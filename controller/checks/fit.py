@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema.config import Config, digest
+from conf.schema.training.layer_kinds import LayerKind, has_own_values, layer_kinds, sized
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import AnyModel, Model
@@ -142,19 +143,26 @@ def estimate_num_params(model: AnyModel) -> int:
     """Return the approximate number of parameters: the matrices and the embedding tables."""
     if isinstance(model, Trm):
         return sum(size for size, _ in model.matrices) + 2 * model.vocab_size * model.dim
-    return matrix_weights(model) + model.vocab_size * model.dim * (1 if model.tie_word_embeddings else 2)
+    tables = model.dim * (1 if model.tie_word_embeddings else 2) + model.num_layers * model.per_layer_dim
+    return matrix_weights(model) + model.vocab_size * tables
 
 
 def matrix_weights(model: Model, *, per_token: bool = False) -> int:
     """Return the number of weights in the matrices of all layers, or of those that a token takes."""
-    attention = 2 * model.dim * model.head_dim * (model.num_heads + model.num_kv_heads)
-    feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.mlp_dim
+    return sum(_layer_weights(model, kind, per_token=per_token) for kind in layer_kinds(model))
+
+
+def _layer_weights(model: Model, kind: LayerKind, *, per_token: bool) -> int:
+    size = sized(model, kind)
+    keys = 0 if kind.shares else size.num_kv_heads * (2 if has_own_values(model, kind) else 1)
+    attention = size.dim * size.head_dim * (2 * size.num_heads + keys)
+    feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * size.mlp_dim
     if model.experts is not None:
         taken = model.experts.per_token if per_token else model.experts.count
         feed_forward = taken * feed_forward + model.dim * model.experts.count
     if model.attention_form == "maha":
         attention += (model.maha.scales - 1) * model.dim * (2 * model.num_heads * model.head_dim + 3 * model.dim)
-    return model.num_layers * (attention + feed_forward + 2 * _residual_weights(model))
+    return attention + feed_forward + 3 * model.dim * model.per_layer_dim + 2 * _residual_weights(model)
 
 
 def _residual_weights(model: Model) -> int:

@@ -44,9 +44,10 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
     sizes = mesh_axes(config)
     if sizes is None:
         return
-    for axis, names in (("tensor", ("num_heads", "num_kv_heads", "mlp_dim", "vocab_size")), ("fsdp", ("dim",))):
+    split = ("num_heads", "num_kv_heads", "num_global_kv_heads", "mlp_dim", "vocab_size", "per_layer_dim")
+    for axis, names in (("tensor", split), ("fsdp", ("dim", "per_layer_dim"))):
         for name in names:
-            value = getattr(config.model, name, 0)  # a kind of model without the key has nothing to split
+            value = getattr(config.model, name, 0) or 0  # a kind of model without the key has nothing to split
             if value % sizes[axis]:
                 message = f"{value} does not split evenly over mesh.{axis}={sizes[axis]}; change one of them"
                 yield Issue(message, f"model.{name}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from conf.schema.config import Config
 from conf.schema.topology import tpu_type_table
+from conf.schema.training.layer_kinds import attended_entries
 from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import AnyModel, Model
@@ -243,8 +244,5 @@ def token_flops(model: Model, sequence: int) -> float:
 
     https://arxiv.org/abs/2204.02311, appendix B, as `trainer.telemetry.throughput`, which reports utilization.
     """
-    pattern = model.attention_pattern
-    local = [pattern[i % len(pattern)] in "Ll" for i in range(model.num_layers)]
-    seen = sum(min(sequence, model.sliding_window) if is_local else sequence for is_local in local)
     weights = matrix_weights(model, per_token=True) + model.vocab_size * model.dim
-    return 6.0 * weights + 12.0 * model.num_heads * model.head_dim * seen
+    return 6.0 * weights + 12.0 * attended_entries(model, sequence)

@@ -33,6 +33,10 @@ CLASSES = {
     "granite": "GraniteConfig",
     "phi3": "Phi3Config",
     "olmo3": "Olmo3Config",
+    "gemma4_text": "Gemma4TextConfig",
+    "gemma4": "Gemma4Config",
+    "gemma4_unified_text": "Gemma4UnifiedTextConfig",
+    "gemma4_unified": "Gemma4UnifiedConfig",
 }
 
 

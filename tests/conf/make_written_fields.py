@@ -22,9 +22,12 @@ FAMILIES = {
     "qwen3": "qwen3", "qwen3_moe": "qwen3_moe", "gpt2": "gpt2",
     **{kind: kind for kind in ("mistral", "ministral", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3")},
     **{kind: kind for kind in ("ministral3", "mistral3")},
+    **{f"{kind}{part}": kind for kind in ("gemma4", "gemma4_unified") for part in ("_text", "")},
 }  # fmt: skip
 """The folder of each model_type; before 4.0.1 there were none."""
 CLASSES = {"gemma3_text": "Gemma3TextConfig", "gemma3": "Gemma3Config"}
+CLASSES |= {"gemma4_text": "Gemma4TextConfig", "gemma4": "Gemma4Config"}
+CLASSES |= {"gemma4_unified_text": "Gemma4UnifiedTextConfig", "gemma4_unified": "Gemma4UnifiedConfig"}
 """Where a file has several."""
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from conf.schema.training.layer_kinds import layer_kind
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
 from trainer.distributed.mesh import DeviceBatch, over_devices
@@ -55,7 +56,7 @@ def measured_forward(
             seen.append(residual.compute_mixing(x, weights, name, cfg))
             return residual.connect(branch, x, weights, name, cfg)
 
-        kind = decoder.layer_kind(cfg, i)
+        kind = layer_kind(cfg, i)
         x = decoder.decoder_layer(walk.x, first, weights, cfg, positions, kind, attention, connect)
         for mixing in seen:
             walk = _after(walk, mixing)

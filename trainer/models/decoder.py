@@ -5,25 +5,35 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from conf.schema.training.layer_kinds import (
+    LayerKind,
+    has_own_values,
+    holders,
+    layer_kind,
+    plain_name,
+    sized,
+)
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.extension import model_family
-from trainer.models import experts, maha, residual
+from trainer.models import experts, maha, per_layer, residual
 from trainer.models.attention import self_attention, soft_cap
 from trainer.models.layers import (
     apply_rope,
     linear_by_rows,
+    look_up,
     map_chunks,
     mlp,
     norm,
+    plain_norm,
     project,
     rope_amplitude,
     rope_frequencies,
@@ -94,20 +104,56 @@ def _forward(
     counted: jax.Array | None,
 ) -> tuple[jax.Array, experts.Load | None]:
     first = embed(params, cfg, tokens, positions)
+    own_input = per_layer.layer_input(params, cfg, tokens)
 
-    def layer(i: int, state: Any, weights: Params) -> Any:
-        def compute(x: jax.Array, first: jax.Array, weights: Params) -> tuple[jax.Array, experts.Load | None]:
+    def layer(i: int, state: _State, weights: Params) -> _State:
+        kind = layer_kind(cfg, i)
+
+        def compute(x: jax.Array, first: jax.Array, weights: Params, shared: KeysAndValues | None) -> Any:
             measured: list[experts.Load] | None = None if counted is None else []
-            kind = layer_kind(cfg, i)
-            x = decoder_layer(x, first, weights, cfg, positions, kind, attention, counted=counted, measured=measured)
-            return x, measured[0] if measured else None
+            used: list[KeysAndValues] = []
 
-        x, load = _with_remat(compute, cfg)(state[0], first, weights)
-        return x, jax.tree.map(jnp.add, state[1], load)
+            def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
+                used.append((key, value))
+                return attention(query, key, value, window)
+
+            x = decoder_layer(
+                x, first, weights, cfg, positions, kind, attend,
+                counted=counted, measured=measured, shared=shared, own_input=own_input,
+            )  # fmt: skip
+            own = used[-1] if kind.letter in state.shared and not kind.shares else None
+            return x, measured[0] if measured else None, own
+
+        shared = state.shared.get(kind.letter) if kind.shares else None
+        x, load, own = _with_remat(compute, cfg)(state.x, first, weights, shared)
+        kept = state.shared | ({} if own is None else {kind.letter: own})
+        return _State(x, jax.tree.map(jnp.add, state.load, load), kept)
 
     begin = None if counted is None else experts.Load(*jnp.zeros(3))
-    x, load = apply_layers(params["layers"], cfg, (first, begin), layer)
-    return final_hidden(x, params, cfg), load
+    last = apply_layers(params["layers"], cfg, _State(first, begin, _no_keys(cfg, first)), layer)
+    return final_hidden(last.x, params, cfg), last.load
+
+
+KeysAndValues = tuple[Any, Any]
+"""What the queries of a layer attend to: keys and values of this layer or an earlier one."""
+
+
+class _State(NamedTuple):
+    x: jax.Array
+    load: experts.Load | None
+    shared: dict[str, KeysAndValues]  # of the newest layer with each letter that later layers share
+
+
+def _no_keys(cfg: Model, x: jax.Array) -> dict[str, KeysAndValues]:
+    """Return keys and values before the first layer, of zeros, for each letter of layers that share them."""
+    kinds = dict.fromkeys(layer_kind(cfg, i) for i in range(cfg.num_layers))
+    sizes = {kind.letter: sized(cfg, kind) for kind in kinds if kind.shares}
+
+    def zeros(sizes: Model) -> jax.Array:
+        empty = jnp.zeros((*x.shape[:2], sizes.num_kv_heads, sizes.head_dim), x.dtype)
+        return meshes.constrain(empty, "batch", None, "kv_heads", None)
+
+    return {letter: (zeros(size), zeros(size)) for letter, size in sizes.items()}
 
 
 def final_hidden(x: jax.Array, params: Params, cfg: Model) -> jax.Array:
@@ -137,39 +183,18 @@ def uncapped_logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
     return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
 
-def layer_kind(cfg: Model, layer: int) -> str:
-    """Return the layer's letter of `model.attention_pattern`."""
-    return cfg.attention_pattern[layer % len(cfg.attention_pattern)]
-
-
-def is_local_layer(cfg: Model, layer: int) -> bool:
-    """Return whether the layer uses a local attention window."""
-    return layer_kind(cfg, layer) in "Ll"
-
-
 def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     """Return the first layer's input, [B, T, D] (times the residual streams), for tokens and positions [B, T]."""
     with jax.named_scope("embed"):
-        x = _look_up(meshes.constrain(params["embedding"], "vocab", "embed"), tokens, cfg)
+        x = look_up(meshes.constrain(params["embedding"], "vocab", "embed"), tokens, cfg)
         if cfg.scale_embedding:
             x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
         x = scaled(x, cfg.embedding_multiplier)
         if cfg.position_embedding == "learned":
-            x = x + _look_up(meshes.constrain(params["position_embedding"], None, "embed"), positions, cfg)
+            x = x + look_up(meshes.constrain(params["position_embedding"], None, "embed"), positions, cfg)
         if cfg.norm_embedding:
             x = norm(x, params, "embedding_norm", cfg)
         return meshes.constrain(residual.split_streams(x, cfg), "batch", None, None)
-
-
-def _look_up(table: jax.Array, ids: jax.Array, cfg: Model) -> jax.Array:
-    """Return the rows [B, T, D] of a table [n, D] in the activation dtype.
-
-    Each device looks up its columns for all rows: neither the table nor its gradient is ever gathered. Rows are cast
-    after the look-up: the gradient of a row that occurs thousands of times would stagnate if it were added up in
-    bfloat16.
-    """
-    found = table[meshes.constrain(ids, "rows", None)].astype(cfg.activation_dtype)
-    return meshes.constrain(found, "rows", None, "embed")
 
 
 def causal_attention(segments: jax.Array | None, cfg: Model) -> AttentionFn:
@@ -183,26 +208,37 @@ def apply_layers(layers: Params, cfg: Model, state: Any, layer: Callable[[int, A
     """Apply `layer` (number, state, its weights) for all layers.
 
     If scanned, then over periods of the attention pattern, so that each window is a constant; only the number's place
-    in the pattern is right.
+    in the pattern is right, and whether the layer is one of the last that share keys.
     """
-    if not cfg.scan_layers:
-        for i, weights in enumerate(unstack_layers(layers, cfg.num_layers)):
-            state = layer(i, state, weights)
-        return state
+    with_own = cfg.num_layers - cfg.num_kv_shared_layers
+    for start, end in ((0, with_own), (with_own, cfg.num_layers)) if cfg.num_kv_shared_layers else ((0, with_own),):
+        state = _apply_stretch(layers, cfg, state, layer, start, end)
+    return state
+
+
+def _apply_stretch(
+    layers: Params, cfg: Model, state: Any, layer: Callable[[int, Any, Params], Any], start: int, end: int
+) -> Any:
+    """Apply layers of one stretch, whose kinds repeat with the pattern."""
     period = len(cfg.attention_pattern)
-    whole = cfg.num_layers // period * period
-    scanned, rest = jax.tree.map(lambda w: w[:whole], layers), jax.tree.map(lambda w: w[whole:], layers)
+    whole = (end - start) // period if cfg.scan_layers else 0
+    rest = start + whole * period
+
+    def part(first: int, last: int) -> Params:
+        ends = {name: [len(holders(cfg, name, range(at))) for at in (first, last)] for name in layers}
+        return {name: layers[name][a:b] for name, (a, b) in ends.items() if b > a}
 
     def step(state: Any, group: Params) -> tuple[Any, None]:
-        for i, weights in enumerate(unstack_layers(group, period)):
+        for i, weights in enumerate(unstack_layers(group, cfg, range(start, start + period)), start):
             state = layer(i, state, weights)
         return state, None
 
     if whole:
-        stacked = jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned)
+        stacked = jax.tree.map(lambda w: w.reshape(whole, len(w) // whole, *w.shape[1:]), part(start, rest))
         state, _ = lax.scan(step, state, stacked)
-    for i, weights in enumerate(unstack_layers(rest, cfg.num_layers - whole)):
-        state = layer(whole + i, state, weights)
+    tail = layers if (rest, end) == (0, cfg.num_layers) else part(rest, end)
+    for i, weights in enumerate(unstack_layers(tail, cfg, range(rest, end)), rest):
+        state = layer(i, state, weights)
     return state
 
 
@@ -218,10 +254,17 @@ def _with_remat(compute: Callable[..., Any], cfg: Model) -> Callable[..., Any]:
     return jax.checkpoint(compute, policy=policies.save_only_these_names(*names, *ROUTES))
 
 
-def unstack_layers(layers: Params, count: int) -> list[Params]:
-    """Return one tree per layer. Splitting makes the gradient one concatenation; indexing would sum padded arrays."""
-    parts = jax.tree.map(lambda w: [p.squeeze(0) for p in lax.split(w, (1,) * count)] if count else [], layers)
-    return [{name: pieces[i] for name, pieces in parts.items()} for i in range(count)]
+def unstack_layers(stacks: Params, cfg: Model, layers: range) -> list[Params]:
+    """Return the weights of each of these layers, under the names that a layer has for them; see `layer_kinds`.
+
+    stacks: of these layers. Splitting makes the gradient one concatenation; indexing would sum padded arrays.
+    """
+    found: list[Params] = [{} for _ in layers]
+    for name, stack in stacks.items():
+        pieces = lax.split(stack, (1,) * len(stack)) if len(stack) else []
+        for layer, piece in zip(holders(cfg, name, layers), pieces, strict=True):
+            found[layer - layers.start][plain_name(name)] = piece.squeeze(0)
+    return found
 
 
 def decoder_layer(
@@ -230,23 +273,28 @@ def decoder_layer(
     weights: Params,
     cfg: Model,
     positions: jax.Array,
-    kind: str,
+    kind: LayerKind,
     attention: AttentionFn,
     connect: residual.Connection = residual.connect,
+    *,
     counted: jax.Array | None = None,
     measured: list[experts.Load] | None = None,
+    shared: KeysAndValues | None = None,
+    own_input: per_layer.LayerInput | None = None,
 ) -> jax.Array:
     """Return the residual stream [B, T, D] after one layer.
 
     first: the stream before all layers; weights: this layer's own; kind: its `layer_kind`; connect: adds a branch to
-    the stream; counted, measured: the tokens of `experts.feed_forward`, and where it puts the load of its experts.
+    the stream; counted, measured: the tokens of `experts.feed_forward`, and where it puts the load of its experts;
+    shared: what the attention of a layer without keys gets in their place; own_input: see `per_layer`.
     """
+    cfg = sized(cfg, kind)
     if cfg.residual_scalars:
         x = weighted_sum(x, first, weights["residual_scale"], weights["embedding_scale"])
 
     def one_scale(x: jax.Array, own: Params, positions: jax.Array, value: jax.Array | None = None) -> jax.Array:
-        query, key, projected = _project_qkv(x, own, cfg, positions, kind)
-        window = cfg.sliding_window if kind in "Ll" else None
+        query, key, projected = _project_qkv(x, own, cfg, positions, kind, shared)
+        window = cfg.sliding_window if kind.is_local else None
         mixed = attention(query, key, projected if value is None else value, window)
         return checkpoint_name(project(mixed.reshape(*mixed.shape[:2], -1), own, "output", cfg), "output")
 
@@ -274,6 +322,11 @@ def decoder_layer(
         x = connect(attend, x, weights, "attention", cfg)
     with jax.named_scope("mlp"):
         x = map_chunks(lambda x: connect(feed_forward, x, weights, "mlp", cfg), _ffn_chunk_size(x, cfg), x)
+    if own_input is not None:
+        with jax.named_scope("per_layer"):
+            x = x + per_layer.compute(x, own_input(first, weights), weights, cfg)
+    if cfg.layer_scalars:
+        x = x * weights["layer_scale"].astype(x.dtype)
     return meshes.constrain(x, "batch", None, None)
 
 
@@ -285,24 +338,39 @@ def _ffn_chunk_size(x: jax.Array, cfg: Model) -> int:
 
 
 def _project_qkv(
-    x: jax.Array, weights: Params, cfg: Model, positions: jax.Array, kind: str
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return a layer's query (scaled), key and value [B, T, heads, head_dim], with rotary positions applied."""
+    x: jax.Array,
+    weights: Params,
+    cfg: Model,
+    positions: jax.Array,
+    kind: LayerKind,
+    shared: KeysAndValues | None,
+) -> tuple[jax.Array, Any, Any]:
+    """Return a layer's query (scaled), key and value [B, T, heads, head_dim], with rotary positions applied.
+
+    A layer without keys returns those that it shares.
+    """
 
     def heads(name: str) -> jax.Array:
         out = project(x, weights, name, cfg)
         return meshes.constrain(out, "batch", None, "heads" if name == "query" else "kv_heads", None)
 
-    def placed(name: str) -> jax.Array:
-        out = heads(name)
+    def placed(name: str, out: jax.Array) -> jax.Array:
         if cfg.qk_norm in ("before_rotation", "whole"):
             out = norm(out, weights, f"{name}_norm", cfg)
-        if cfg.position_embedding == "rope" and kind in "LG":
+        if cfg.position_embedding == "rope" and kind.is_rotated:
             out = apply_rope(out, positions, frequencies, amplitude)
         return norm(out, weights, f"{name}_norm", cfg) if cfg.qk_norm == "after_rotation" else out
 
-    local = kind in "Ll"
+    local = kind.is_local
     frequencies, amplitude = rope_frequencies(cfg, positions, local=local), rope_amplitude(cfg, local=local)
-    query = placed("query") * jnp.asarray((cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5, x.dtype)
+    query = placed("query", heads("query")) * jnp.asarray((cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5, x.dtype)
     query = scaled_by_position(query, positions, cfg, local=local)
-    return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), heads("value")))  # pyright: ignore[reportReturnType]
+    if kind.shares:
+        assert shared is not None, "keys and values of an earlier layer"
+        return checkpoint_name(query, "attention"), *shared
+    projected = heads("key")
+    key = placed("key", projected)
+    value = heads("value") if has_own_values(cfg, kind) else projected
+    if cfg.value_norm:
+        value = plain_norm(value, cfg)
+    return tuple(checkpoint_name(part, "attention") for part in (query, key, value))  # pyright: ignore[reportReturnType]

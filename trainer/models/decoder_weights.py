@@ -15,11 +15,12 @@ import jax
 import numpy as np
 from jax.nn.initializers import Initializer, normal, ones, zeros
 
+from conf.schema.training.layer_kinds import holders, layer_kinds, plain_name, sized, stack_name
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.weight_names import INPUT_AXES, adapted_matrices, unmatched_modules
 from trainer.extension import model_family
-from trainer.models import experts, maha, residual
+from trainer.models import experts, maha, per_layer, residual
 from trainer.models.weights import Params, Weight, uniform
 
 
@@ -41,8 +42,8 @@ def weight_table(cfg: Model) -> Params:
     table = {
         "embedding": Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.embedding),
         "layers": {
-            name: Weight((cfg.num_layers, *w.shape), ("layers", *w.axes), w.init)
-            for name, w in _layer_weights(cfg, inits)
+            name: replace(w, shape=(len(holders(cfg, name, range(cfg.num_layers))), *w.shape), axes=("layers", *w.axes))
+            for name, w in _stacked_weights(cfg)
         },
         **dict(_norm_weights(cfg, "final_norm")),
     }
@@ -50,6 +51,8 @@ def weight_table(cfg: Model) -> Params:
         table["position_embedding"] = Weight((cfg.max_seq_len, cfg.dim), (None, "embed"), inits.by_dim)
     if cfg.norm_embedding:
         table |= dict(_norm_weights(cfg, "embedding_norm"))
+    if cfg.per_layer_dim:
+        table |= dict(_norm_weights(cfg, "per_layer_norm", head_dim=cfg.per_layer_dim))
     if not cfg.tie_word_embeddings:
         table["unembedding"] = Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.unembedding)
     return with_adapters(table, cfg)
@@ -76,10 +79,24 @@ def _norm_weights(cfg: Model, name: str, **sizes: int) -> Iterator[tuple[str, We
         yield f"{name}_bias", Weight(shape, axes, zeros)
 
 
+def _stacked_weights(cfg: Model) -> Iterator[tuple[str, Weight]]:
+    """Yield the stacks, each with a weight of one layer."""
+    for kind in dict.fromkeys(layer_kinds(cfg)):
+        of_kind = sized(cfg, kind)
+        for name, weight in _layer_weights(of_kind, _inits(of_kind)):
+            if (stack := stack_name(cfg, name, kind)) is not None:
+                yield stack, weight
+
+
 def _layer_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     yield from _attention_weights(cfg, inits)
     yield from maha.weight_entries(cfg, inits.by_dim)
     yield from _mlp_weights(cfg, inits)
+    if cfg.per_layer_dim:
+        yield from per_layer.weight_entries(cfg, inits.by_dim)
+        yield from _norm_weights(cfg, "post_per_layer_norm")
+    if cfg.layer_scalars:
+        yield "layer_scale", Weight((), (), ones, trained=False, counted=False)
     if cfg.residual_scalars:
         yield "residual_scale", Weight((), (), ones)
         yield "embedding_scale", Weight((), (), zeros)
@@ -153,7 +170,7 @@ def _adapter(name: str, weight: Weight, lora: Lora) -> Iterator[tuple[str, Weigh
         yield f"{name}_lora_a", Weight((dim, lora.r), (columns, None), uniform(dim**-0.5))
         yield f"{name}_lora_b", Weight((lora.r, vocab), (None, rows), zeros)
         return
-    layers, inputs = weight.shape[0], 1 + INPUT_AXES[name]
+    layers, inputs = weight.shape[0], 1 + INPUT_AXES[plain_name(name)]
     size = math.prod(weight.shape[1:inputs])
     axes = ("layers", *weight.axes[1:inputs], None)
     yield f"{name}_lora_a", Weight((layers, *weight.shape[1:inputs], lora.r), axes, uniform(size**-0.5))

@@ -127,6 +127,17 @@ def _linear_by_rows_backward(saved: tuple[jax.Array, jax.Array], change: jax.Arr
 linear_by_rows.defvjp(_linear_by_rows_forward, _linear_by_rows_backward)
 
 
+def look_up(table: jax.Array, ids: jax.Array, cfg: Model) -> jax.Array:
+    """Return the rows [B, T, D] of a table [n, D] in the activation dtype.
+
+    Each device looks up its columns for all rows: neither the table nor its gradient is ever gathered. Rows are cast
+    after the look-up: the gradient of a row that occurs thousands of times would stagnate if it were added up in
+    bfloat16.
+    """
+    found = table[constrain(ids, "rows", None)].astype(cfg.activation_dtype)
+    return constrain(found, "rows", None, "embed")
+
+
 def project(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     """Multiply [B, T, D] by the matrix `name`, with its LoRA adapter and its bias if the tree has them.
 
@@ -189,6 +200,11 @@ def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     return wide.astype(x.dtype)
 
 
+def plain_norm(x: jax.Array, cfg: Model) -> jax.Array:
+    """Normalize the last axis as `norm` does, without a gain."""
+    return norm(x, {}, "", cfg.model_copy(update={"norm": "rms_plain"}))
+
+
 def rope_frequencies(cfg: Model, positions: jax.Array, *, local: bool) -> np.ndarray | jax.Array:
     """Return `rope_inv_freq` for positions [B, T]; that of longrope by the row's longest text, [B, 1, 1, n]."""
     scaling, frequencies = _rope_scaling(cfg, local), rope_inv_freq(cfg, local=local)
@@ -211,6 +227,9 @@ def rope_inv_freq(cfg: Model, *, local: bool, long: bool = False) -> np.ndarray:
         return frequencies.astype(np.float32)
     if scaling.kind == "linear":
         return (frequencies / scaling.factor).astype(np.float32)
+    if scaling.kind == "proportional":
+        turned = np.arange(half) < int(scaling.partial_rotary_factor * cfg.rotated_dim // 2)
+        return np.where(turned, frequencies / scaling.factor, 0).astype(np.float32)
     if scaling.kind == "longrope":
         return (frequencies / (scaling.long_factor if long else scaling.short_factor)).astype(np.float32)
     if scaling.kind == "yarn":

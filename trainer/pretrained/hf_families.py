@@ -1,37 +1,18 @@
-"""Hugging Face's tensor names and shapes of the supported models, and the config.json that describes a model of ours.
+"""The families of Hugging Face: which can express a model of ours, and the config.json that says it.
 
-Tensor names as of transformers 5 (https://huggingface.co/docs/transformers/model_doc/gemma2 and so on).
-`conf/config_json.py` reads config.json.
+`conf/config_json.py` reads config.json; `hf_tensors` names the tensors.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES, MULTIPLIERS, UnknownArchitectureError
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
 from conf.hugging_face_fields import FIELDS
-from conf.hugging_face_rotation import ROPE_FIELDS, ROTATIONS
+from conf.hugging_face_rotation import ANY_ROTATION, ROTATIONS
 from conf.schema.training.model import Model, family_switches
-
-Arrays = tuple[np.ndarray, ...]
-
-
-class TensorMapping(NamedTuple):
-    """One HF tensor and the weight it maps to. `ours` are keys of the tree, or of its "layers"."""
-
-    hf_name: str  # with {i} for the layer index, {j} for the expert's
-    param_names: tuple[str, ...]
-    read: Callable[[np.ndarray], Arrays]
-    write: Callable[..., np.ndarray]
-
-    @property
-    def is_per_layer(self) -> bool:
-        return "{i}" in self.hf_name
 
 
 def hf_config(cfg: Model) -> dict[str, Any]:
@@ -39,7 +20,7 @@ def hf_config(cfg: Model) -> dict[str, Any]:
     found = family_of(cfg)
     kind = next((kind for kind, family in FAMILIES.items() if family == found), None)
     if kind is None:
-        raise UnknownArchitectureError(_why_unpublished(cfg))
+        raise UnknownArchitectureError(why_unpublished(cfg))
     common = {
         "model_type": kind,
         "architectures": [ARCHITECTURES[kind][0]],
@@ -79,6 +60,10 @@ KEYS_BY_FAMILY = {
     "granite": ROTARY_KEYS | {"query_pre_attn_scalar", *MULTIPLIERS},
     "phi3": ROTARY_KEYS | WINDOW_KEYS | {"partial_rotary_factor"},
     "olmo3": ROTARY_KEYS | WINDOW_KEYS | {"rope_local_theta"},
+    "gemma4": ROTARY_KEYS
+    | WINDOW_KEYS
+    | {"rope_local_theta", "final_logit_softcap", "global_head_dim", "num_global_kv_heads", "num_kv_shared_layers"}
+    | {"use_double_wide_mlp", "per_layer_dim", "attention_k_eq_v"},
 }
 """Further model keys per family."""
 BIASES_BY_FAMILY = {
@@ -90,7 +75,7 @@ BIASES_BY_FAMILY = {
     "gpt2": ("all",),
     "smollm3": ("none", "attention", "mlp", "all"),
     "granite": ("none", "attention", "mlp", "all"),
-    **dict.fromkeys(("gemma", "olmo2", "olmo3"), ("none", "attention")),
+    **dict.fromkeys(("gemma", "olmo2", "olmo3", "gemma4"), ("none", "attention")),
     **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3"), ("none",)),
 }
 """Values of `model.biases` per family."""
@@ -127,161 +112,23 @@ def family_of(cfg: Model) -> str | None:
             continue
         if "rope_local_theta" in said and cfg.rope_local_theta is None:
             continue  # transformers would use its default
-        if (cfg.rope_scaling.kind if cfg.rope_scaling else "default") not in ROTATIONS.get(name, ROPE_FIELDS):
+        if (cfg.rope_scaling.kind if cfg.rope_scaling else "default") not in ROTATIONS.get(name, ANY_ROTATION):
             continue
         if name != "ministral3" and getattr(cfg.rope_scaling, "llama_4_scaling_beta", 0):
+            continue
+        if cfg.num_global_kv_heads is not None and not cfg.attention_k_eq_v:
             continue
         if all(getattr(cfg, key) == value for key, value in family_switches(name).items() if key not in free):
             return name
     return None
 
 
-def _why_unpublished(cfg: Model) -> str:
+def why_unpublished(cfg: Model) -> str:
+    """Return why no family can express the model."""
     for key, usual in (("residual", "plain"), ("attention_form", "causal")):
         if (value := getattr(cfg, key)) != usual:
             return f"model.{key}: no published layout of weights has {value}, only {usual}"
     return "model: transformers has no architecture with these settings"
-
-
-def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
-    """Yield all tensors of a checkpoint of the model. Raises UnknownArchitectureError for an unsupported family."""
-    family = family_of(cfg)
-    if family is None:
-        raise UnknownArchitectureError(_why_unpublished(cfg))
-    if family == "gpt2":
-        yield from _gpt2_tensors(cfg)
-        return
-    yield _copied("embed_tokens.weight", "embedding")
-    yield _copied("norm.weight", "final_norm")
-    if not cfg.tie_word_embeddings:
-        yield _copied("lm_head.weight", "unembedding")
-    layer = "layers.{i}."
-    if cfg.pre_norms:
-        yield _copied(f"{layer}input_layernorm.weight", "attention_norm")
-    after = "post_attention_norm" if cfg.post_norms else "mlp_norm"
-    yield _copied(f"{layer}post_attention_layernorm.weight", after)
-    if cfg.post_norms:
-        if cfg.pre_norms:
-            yield _copied(f"{layer}pre_feedforward_layernorm.weight", "mlp_norm")
-        yield _copied(f"{layer}post_feedforward_layernorm.weight", "post_mlp_norm")
-    yield _merge_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
-    if family == "phi3":
-        yield from _fused_tensors(cfg, layer)
-        return
-    for letter, name, heads in (
-        ("q", "query", cfg.num_heads),
-        ("k", "key", cfg.num_kv_heads),
-        ("v", "value", cfg.num_kv_heads),
-    ):
-        yield _split_heads(f"{layer}self_attn.{letter}_proj.weight", name, heads)
-        if cfg.biases in ("qkv", "attention", "all"):
-            yield _with_shape(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
-        if cfg.qk_norm != "none" and name != "value":
-            shape = (heads, cfg.head_dim) if cfg.qk_norm == "whole" else (cfg.head_dim,)
-            yield _with_shape(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm", shape)
-    if cfg.biases in ("attention", "all"):
-        yield _copied(f"{layer}self_attn.o_proj.bias", "output_bias")
-    if cfg.experts is not None:
-        yield from _expert_tensors(layer)
-        return
-    for name in ("gate", "up", "down"):
-        yield TensorMapping(f"{layer}mlp.{name}_proj.weight", (name,), lambda x: (x.T,), lambda x: x.T)
-        if cfg.biases in ("mlp", "all"):
-            yield _copied(f"{layer}mlp.{name}_proj.bias", f"{name}_bias")
-
-
-def _expert_tensors(layer: str) -> Iterator[TensorMapping]:
-    """Yield the router's tensor and one per expert and matrix: what transformers writes."""
-    yield TensorMapping(f"{layer}mlp.gate.weight", ("router",), lambda x: (x.T,), lambda x: x.T)
-    for name in ("gate", "up", "down"):
-        theirs = f"{layer}mlp.experts.{{j}}.{name}_proj.weight"
-        yield TensorMapping(theirs, (f"expert_{name}",), lambda x: (x.T,), lambda x: x.T)
-
-
-def packed_experts(cfg: Model) -> tuple[TensorMapping, ...]:
-    """Return the tensors of all experts of a layer, as transformers 5 computes with them, and writes if it is told to.
-
-    gate_up_proj is [experts, gate's outputs and then up's, dim].
-    """
-    if cfg.experts is None:
-        return ()
-
-    def split(x: np.ndarray) -> Arrays:
-        gate, up = np.split(x.swapaxes(1, 2), 2, axis=2)
-        return gate, up
-
-    def joined(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        return np.concatenate([gate, up], axis=2).swapaxes(1, 2)
-
-    experts, ours = "layers.{i}.mlp.experts.", ("expert_gate", "expert_up", "expert_down")
-    return (
-        TensorMapping(f"{experts}gate_up_proj", ours[:2], split, joined),
-        TensorMapping(f"{experts}down_proj", ours[2:], lambda x: (x.swapaxes(1, 2),), lambda x: x.swapaxes(1, 2)),
-    )
-
-
-def _fused_tensors(cfg: Model, layer: str) -> Iterator[TensorMapping]:
-    """Yield Phi-3's two products of several: rows of query, key and value, and of gate and up."""
-    heads = (cfg.num_heads, cfg.num_kv_heads, cfg.num_kv_heads)
-    ends = tuple(np.cumsum(heads)[:-1] * cfg.head_dim)
-
-    def split(x: np.ndarray) -> Arrays:
-        parts = zip(np.split(x, ends), heads, strict=True)
-        return tuple(part.T.reshape(x.shape[1], count, cfg.head_dim) for part, count in parts)
-
-    def joined(*parts: np.ndarray) -> np.ndarray:
-        return np.concatenate([part.reshape(part.shape[0], -1).T for part in parts])
-
-    yield TensorMapping(f"{layer}self_attn.qkv_proj.weight", ("query", "key", "value"), split, joined)
-    halves = partial(np.split, indices_or_sections=2)
-    yield TensorMapping(
-        f"{layer}mlp.gate_up_proj.weight", ("gate", "up"), lambda x: tuple(part.T for part in halves(x)), joined
-    )
-    yield TensorMapping(f"{layer}mlp.down_proj.weight", ("down",), lambda x: (x.T,), lambda x: x.T)
-
-
-def _gpt2_tensors(cfg: Model) -> Iterator[TensorMapping]:
-    heads = (cfg.num_heads, cfg.head_dim)
-    layer = "h.{i}."
-    yield _copied("wte.weight", "embedding")
-    yield _copied("wpe.weight", "position_embedding")
-    for theirs, ours in (("ln_f", "final_norm"), (f"{layer}ln_1", "attention_norm"), (f"{layer}ln_2", "mlp_norm")):
-        yield _copied(f"{theirs}.weight", ours)
-        yield _copied(f"{theirs}.bias", f"{ours}_bias")
-    for kind, suffix in (("weight", ""), ("bias", "_bias")):
-        yield TensorMapping(
-            f"{layer}attn.c_attn.{kind}",
-            tuple(f"{name}{suffix}" for name in ("query", "key", "value")),
-            lambda x: tuple(part.reshape(*part.shape[:-1], *heads) for part in np.split(x, 3, axis=-1)),
-            lambda *parts: np.concatenate([part.reshape(*part.shape[:-2], -1) for part in parts], axis=-1),
-        )
-    yield _with_shape(f"{layer}attn.c_proj.weight", "output", (*heads, cfg.dim), joined=(-1, cfg.dim))
-    yield _copied(f"{layer}attn.c_proj.bias", "output_bias")
-    for theirs, ours in (("c_fc", "up"), ("c_proj", "down")):
-        yield _copied(f"{layer}mlp.{theirs}.weight", ours)
-        yield _copied(f"{layer}mlp.{theirs}.bias", f"{ours}_bias")
-
-
-def _copied(theirs: str, ours: str) -> TensorMapping:
-    return TensorMapping(theirs, (ours,), lambda x: (x,), lambda x: x)
-
-
-def _with_shape(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[int, ...] = (-1,)) -> TensorMapping:
-    return TensorMapping(theirs, (ours,), lambda x: (x.reshape(shape),), lambda x: x.reshape(joined))
-
-
-def _split_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
-    """Map [heads * head_dim, dim] to [dim, heads, head_dim]."""
-    return TensorMapping(
-        theirs, (ours,), lambda x: (x.T.reshape(x.shape[1], heads, -1),), lambda x: x.reshape(x.shape[0], -1).T
-    )
-
-
-def _merge_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
-    """Map [dim, heads * head_dim] to [heads, head_dim, dim]."""
-    return TensorMapping(
-        theirs, (ours,), lambda x: (x.T.reshape(heads, -1, x.shape[0]),), lambda x: x.reshape(-1, x.shape[-1]).T
-    )
 
 
 def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
@@ -296,7 +143,7 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         "intermediate_size": cfg.mlp_dim,
         "max_position_embeddings": cfg.max_seq_len,
         "rms_norm_eps": cfg.norm_eps,
-        "hidden_act" if known["hidden_act"].use == "fixed" else "hidden_activation": (
+        "hidden_act" if "hidden_act" in known and known["hidden_act"].use == "fixed" else "hidden_activation": (
             "gelu_pytorch_tanh" if gemma else "silu"
         ),
         "rope_theta": cfg.rope_theta,
@@ -332,15 +179,31 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         written |= {
             "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # must be an integer
             "attn_logit_softcapping": cfg.attn_logit_softcap,
-            "final_logit_softcapping": cfg.final_logit_softcap,
         }
+    if "final_logit_softcapping" in known:
+        written["final_logit_softcapping"] = cfg.final_logit_softcap
     if "rope_local_base_freq" in known and cfg.rope_local_theta is not None:
         written["rope_local_base_freq"] = cfg.rope_local_theta
     elif kind in BY_LAYER_TYPE:  # transformers 5; version 4 reads the fields above
         everywhere = written.get("rope_scaling", {"rope_type": "default"}) | {"rope_theta": cfg.rope_theta}
         local = {"rope_type": "default", "rope_theta": cfg.rope_local_theta}
         written["rope_parameters"] = {"full_attention": everywhere, "sliding_attention": local}
-    return written
+    return written | _gemma4_fields(cfg, written) if kind == "gemma4_text" else written
+
+
+def _gemma4_fields(cfg: Model, written: dict[str, Any]) -> dict[str, Any]:
+    """Return what Gemma 4 says of its layers; removes from `written` what its class has in rope_parameters only."""
+    for name in ("rope_theta", "rope_scaling"):
+        written.pop(name, None)
+    return {
+        "global_head_dim": cfg.global_head_dim or cfg.head_dim,
+        "num_global_key_value_heads": cfg.num_global_kv_heads,
+        "attention_k_eq_v": cfg.attention_k_eq_v,
+        "num_kv_shared_layers": cfg.num_kv_shared_layers,
+        "use_double_wide_mlp": cfg.use_double_wide_mlp,
+        "hidden_size_per_layer_input": cfg.per_layer_dim,
+        "vocab_size_per_layer_input": cfg.vocab_size,
+    }
 
 
 def _window_fields(cfg: Model, letters: str, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,12 @@ import numpy as np
 from etils import epath
 from safetensors import SafetensorError, safe_open
 
-from conf.hugging_face_fields import UNQUANTIZED
+from conf.hugging_face_base import UNQUANTIZED
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_families import TensorMapping, packed_experts, tensor_mappings
+from trainer.pretrained.hf_tensors import TensorMapping, packed_experts, tensor_mappings, tensors_without_use
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -36,7 +36,8 @@ NAME_PREFIXES = (
 )
 """Prefixes of the decoder's tensors."""
 SKIPPED = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector)\..*"  # images are not read
+    r"(model\.)?(vision_tower|multi_modal_projector|vision_embedder|embed_vision)\..*"  # images are not read
+    r"|(model\.)?(audio_tower|embed_audio)\..*"  # nor is sound
     r"|.*\.rotary_emb\.inv_freq"  # buffers, which config.json determines
     r"|.*\.attn\.(masked_)?bias"  # GPT-2's causal mask
 )
@@ -78,17 +79,19 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
         PretrainedError: a shard is missing or truncated, a tensor is missing, unknown, quantized or has another shape,
             or the output layer of a tied model has other values than its embedding.
     """
-    wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in _hf_names(tensor, cfg)}
-    packed = {name: tensor for tensor in packed_experts(cfg) for name in _hf_names(tensor, cfg)}
+    wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in tensor.places(cfg)}
+    packed = {name: tensor for tensor in packed_experts(cfg) for name in tensor.places(cfg)}
     separate = {name for name in wanted if packed and ".experts." in name}
     wanted |= packed
+    places = {name: place for tensor in dict.fromkeys(wanted.values()) for name, place in tensor.places(cfg).items()}
     names, table, params = frozenset({*wanted, HEAD}), weight_table(cfg), {}
+    useless = tensors_without_use(cfg)
     head: np.ndarray | None = None
 
     def is_read(name: str) -> bool:
         if _decoder_name(name, names) is not None:
             return True
-        if SKIPPED.fullmatch(name):
+        if SKIPPED.fullmatch(name) or _decoder_name(name, useless) is not None:
             return False
         raise PretrainedError(f"{folder}: the tensor {name} is of no part of the model that config.json describes")
 
@@ -99,11 +102,11 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
             continue
         if known not in wanted:
             raise PretrainedError(f"{folder}: the tensor {name} is there twice, in two files or under two prefixes")
-        _copy_into_params(params, table, known, wanted.pop(known), array)
+        _copy_into_params(params, table, known, wanted.pop(known), array, places[known])
     if head is not None:
         embedding = next(tensor for tensor in tensor_mappings(cfg) if tensor.param_names == (EMBEDDING,))
         if wanted.pop(embedding.hf_name, None):
-            _copy_into_params(params, table, HEAD, embedding, head)
+            _copy_into_params(params, table, HEAD, embedding, head, ())
         elif not np.array_equal(*_with_one_dtype(head, params[EMBEDDING])):
             raise PretrainedError(
                 f"{folder}: config.json ties {HEAD} to {embedding.hf_name}, and the two tensors differ; set "
@@ -151,8 +154,8 @@ def _plan_shards(params: Params, cfg: Model, dtype: str | None) -> list[int]:
     """Return how many tensors each shard has, in the order of `_iter_hf_arrays`."""
     shards, size = [0], 0
     for tensor in tensor_mappings(cfg):
-        tree = params["layers"] if tensor.is_per_layer else params
-        names = _hf_names(tensor, cfg)
+        tree = params["layers"] if tensor.in_layers else params
+        names = tensor.places(cfg)
         for _ in names:
             arrays = [tree[ours] for ours in tensor.param_names]
             items = (math.prod(x.shape) * (jnp.dtype(dtype) if dtype else x.dtype).itemsize for x in arrays)
@@ -168,10 +171,10 @@ def _plan_shards(params: Params, cfg: Model, dtype: str | None) -> list[int]:
 def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and the array of every tensor; all layers of a weight follow each other, so it is read once."""
     for tensor in tensor_mappings(cfg):
-        tree = params["layers"] if tensor.is_per_layer else params
+        tree = params["layers"] if tensor.in_layers else params
         stacked = [np.asarray(tree[ours]) for ours in tensor.param_names]
-        for name in _hf_names(tensor, cfg):
-            array = tensor.write(*(part[_place(name)] for part in stacked))
+        for name, place in tensor.places(cfg).items():
+            array = tensor.write(*(part[place] for part in stacked))
             root = "" if name == "lm_head.weight" else "transformer." if cfg.norm == "layer" else "model."
             # a copy, because a view would keep all layers in memory
             yield f"{root}{name}", np.array(array, dtype=dtype and jnp.dtype(dtype), order="C")
@@ -197,34 +200,23 @@ def write_safetensors(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
             out.write(array.reshape(-1).view(np.uint8).data)
 
 
-def _hf_names(tensor: TensorMapping, cfg: Model) -> list[str]:
-    """Return the names of a mapped tensor: one, or one per layer, or per layer and expert."""
-    if not tensor.is_per_layer:
-        return [tensor.hf_name]
-    experts = range(cfg.experts.count if cfg.experts is not None and "{j}" in tensor.hf_name else 1)
-    return [tensor.hf_name.format(i=i, j=j) for i in range(cfg.num_layers) for j in experts]
-
-
-def _place(name: str) -> tuple[int, ...]:
-    """Return a tensor's index in its weights: that of its layer, and of its expert, if it has one."""
-    return tuple(int(word) for word in name.split(".") if word.isdigit())
-
-
-def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray) -> None:
+def _copy_into_params(
+    params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray, place: tuple[int, ...]
+) -> None:
     """Copy a tensor to its place; the first tensor of a weight allocates its array of all layers."""
     try:
         parts = tensor.read(array)
     except (ValueError, IndexError):
         parts = ()
-    place, tree = _place(name), table["layers"] if tensor.is_per_layer else table
+    tree = table["layers"] if tensor.in_layers else table
     shapes = [tree[ours].shape[len(place) :] for ours in tensor.param_names]
     if [part.shape for part in parts] != shapes or tensor.write(*parts).shape != array.shape:
         raise PretrainedError(f"{name}: the shape {array.shape} does not match config.json")
     for ours, part in zip(tensor.param_names, parts, strict=True):
+        layers = params.setdefault("layers", {}) if tensor.in_layers else params
         if not tensor.is_per_layer:
-            params[ours] = np.ascontiguousarray(part)
+            layers[ours] = np.ascontiguousarray(part)
             continue
-        layers = params.setdefault("layers", {})
         if ours not in layers:
             layers[ours] = np.zeros(table["layers"][ours].shape, part.dtype)
         layers[ours], part = _with_one_dtype(layers[ours], part)

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from conf.schema.training.layer_kinds import plain_name
 from conf.schema.training.model import AnyModel, Lora, Model
 from trainer.models.decoder_weights import INPUT_AXES
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained import hf_families, hf_files
+from trainer.pretrained import hf_files
+from trainer.pretrained.hf_tensors import tensor_mappings
 from trainer.pretrained.run_weights import StoreError
 
 CONFIG_FILE = "adapter_config.json"
@@ -44,7 +46,7 @@ class _Adapter(NamedTuple):
     module: str
     outputs: dict[str, int]  # by matrix
     adapted: tuple[str, ...]
-    layer: int | None
+    layer: tuple[int, ...] | None
 
 
 def write_adapter(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
@@ -130,7 +132,7 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
     """Yield the adapters of the model. Raises StoreError if PEFT has no place for one."""
     table = weight_table(cfg)
     named = {name.removesuffix("_lora_a") for name in (*table, *table["layers"]) if name.endswith("_lora_a")}
-    for tensor in hf_families.tensor_mappings(cfg):
+    for tensor in tensor_mappings(cfg):
         adapted = tuple(name for name in tensor.param_names if name in named)
         if not adapted:
             continue
@@ -140,10 +142,10 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
         if not tensor.is_per_layer:
             yield _Adapter(module, {name: table[name].shape[0] for name in adapted}, adapted, None)
             continue
-        shapes = {name: table["layers"][name].shape[1 + INPUT_AXES[name] :] for name in tensor.param_names}
+        shapes = {name: table["layers"][name].shape[1 + INPUT_AXES[plain_name(name)] :] for name in tensor.param_names}
         outputs = {name: math.prod(shape) for name, shape in shapes.items()}
-        for layer in range(cfg.num_layers):
-            yield _Adapter(f"model.{module.format(i=layer)}", outputs, adapted, layer)
+        for name, place in tensor.places(cfg).items():
+            yield _Adapter(f"model.{name.removesuffix('.weight')}", outputs, adapted, place)
 
 
 def _to_peft(params: Params, adapter: _Adapter, lora: Lora) -> tuple[np.ndarray, np.ndarray]:

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from conf.schema.training.layer_kinds import layer_kind, layer_kinds, sized
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.models.attention import soft_cap
-from trainer.models.decoder import is_local_layer
 
 CACHE_AXES = ("batch", "kv_heads", None, None)
 PREFILL_AXES = (None, "kv_heads", None, None)
@@ -25,9 +25,10 @@ PREFILL_AXES = (None, "kv_heads", None, None)
 
 
 class KVCache(NamedTuple):
-    """One array per layer, or its partition: keys on CPU [slots, kv_heads, head_dim, places], see `places_axes`.
+    """One array per layer that has keys, or its partition; the layers that share those of others are the last.
 
-    All others are [slots, kv_heads, places, head_dim].
+    Keys on CPU are [slots, kv_heads, head_dim, places], see `places_axes`; all others [slots, kv_heads, places,
+    head_dim].
     """
 
     keys: tuple[Any, ...]
@@ -46,16 +47,22 @@ def places_axes() -> tuple[int, int]:
 
 def ring_size(cfg: Model, layer: int, length: int) -> int:
     """Return the tokens that a layer's ring buffer holds, for rows of at most `length` tokens."""
-    return min(cfg.sliding_window, length) if is_local_layer(cfg, layer) else length
+    return min(cfg.sliding_window, length) if layer_kind(cfg, layer).is_local else length
+
+
+def num_rings(cfg: Model) -> int:
+    """Return how many layers, the first ones, have keys and values of their own."""
+    return cfg.num_layers - cfg.num_kv_shared_layers
 
 
 def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
     """Return an empty cache for rows of at most `length` tokens, prompt and response, in the activation dtype."""
-    head = cfg.head_dim
 
     def rings(axis: int) -> tuple[jax.Array, ...]:
-        sizes = [ring_size(cfg, layer, length) for layer in range(cfg.num_layers)]
-        shapes = [(slots, cfg.num_kv_heads, *((size, head) if axis == 2 else (head, size))) for size in sizes]
+        shapes = []
+        for layer, kind in enumerate(layer_kinds(cfg)[: num_rings(cfg)]):
+            own, size = sized(cfg, kind), ring_size(cfg, layer, length)
+            shapes.append((slots, own.num_kv_heads, *((size, own.head_dim) if axis == 2 else (own.head_dim, size))))
         return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *CACHE_AXES) for shape in shapes)
 
     return KVCache(*map(rings, places_axes()))
@@ -91,7 +98,7 @@ def resize(cache: KVCache, cfg: Model, length: int, step: jax.Array) -> KVCache:
 
         return meshes.constrain(jax.vmap(moved)(ring), *CACHE_AXES)
 
-    sizes = [ring_size(cfg, layer, length) for layer in range(cfg.num_layers)]
+    sizes = [ring_size(cfg, layer, length) for layer in range(num_rings(cfg))]
     parts = zip(places_axes(), cache, strict=True)
     return KVCache(*(tuple(map(partial(resized, axis), rings, sizes)) for axis, rings in parts))
 
@@ -111,28 +118,31 @@ def _turned(x: jax.Array, by: jax.Array, axis: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), by, x.shape[axis], axis)
 
 
-def cached_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    rings: tuple[jax.Array, jax.Array],
-    positions: jax.Array,
-    step: jax.Array,
-    cfg: Model,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Attend from each row's newest token to its ring buffer, including the token itself.
-
-    query: [slots, 1, heads, head_dim], scaled; key, value: [slots, 1, kv_heads, head_dim]; rings: those of the layer;
-    positions: int32 [slots], of the newest tokens. Returns [slots, 1, heads, head_dim] and the updated rings.
-    """
-    slots, _, heads, head_dim = query.shape
+def written(
+    rings: tuple[jax.Array, jax.Array], key: jax.Array, value: jax.Array, step: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return a layer's rings with each row's newest token; key, value: [slots, 1, kv_heads, head_dim]."""
     axes = places_axes()
-    size, kv_heads = rings[0].shape[axes[0]], key.shape[2]
-    at = step % size
+    at = step % rings[0].shape[axes[0]]
     keys, values = (
         lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 1, axis).astype(ring.dtype), at, axis)
         for ring, new, axis in zip(rings, (key, value), axes, strict=True)
     )
+    return keys, values
+
+
+def cached_attention(
+    query: jax.Array, rings: tuple[jax.Array, jax.Array], positions: jax.Array, step: jax.Array, cfg: Model
+) -> jax.Array:
+    """Attend from each row's newest token to a ring buffer, which has that token.
+
+    query: [slots, 1, heads, head_dim], scaled; positions: int32 [slots], of the newest tokens. Returns [slots, 1,
+    heads, head_dim].
+    """
+    slots, _, heads, head_dim = query.shape
+    axes = places_axes()
+    keys, values = rings
+    size, kv_heads = keys.shape[axes[0]], keys.shape[1]
     age = (step - jnp.arange(size)) % size  # age of each place's token, if the row is that old
     seen = age <= positions[:, None]
     grouped = query.reshape(slots, kv_heads, heads // kv_heads, head_dim)
@@ -140,5 +150,4 @@ def cached_attention(
     logits = jnp.einsum(product, grouped, keys, preferred_element_type=jnp.float32)
     logits = jnp.where(seen[:, None, None], soft_cap(logits, cfg.attn_logit_softcap), jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
-    mixed = jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(query.shape)
-    return mixed, (keys, values)
+    return jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(query.shape)

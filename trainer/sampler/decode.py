@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from conf.schema.training.layer_kinds import layer_kind, source_layer
 from conf.schema.training.model import Model
-from trainer.models import attention, decoder
+from trainer.models import attention, decoder, per_layer
 from trainer.models.weights import Params
 from trainer.sampler import cache as caches
 from trainer.sampler.cache import KVCache, places_axes
@@ -70,18 +71,24 @@ class PrefillResult(NamedTuple):
 def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
     """Compute prompts. tokens: int32 [P, bucket], padded on the right with any token; lengths: int32 [P]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    used: list[decoder.KeysAndValues] = []
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
     axes = places_axes()
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
-        keys.append(jnp.moveaxis(key, 1, axes[0]))
-        values.append(jnp.moveaxis(value, 1, axes[1]))
+        used.append((key, value))
+        if len(keys) < caches.num_rings(cfg):
+            keys.append(jnp.moveaxis(key, 1, axes[0]))
+            values.append(jnp.moveaxis(value, 1, axes[1]))
         return attention.self_attention(query, key, value, None, window, cfg)
 
     first = x = decoder.embed(copy, cfg, tokens, positions)
+    own_input = per_layer.layer_input(copy, cfg, tokens)
     for i, weights in enumerate(copy["layers"]):
-        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.layer_kind(cfg, i), attend)
+        kind = layer_kind(cfg, i)
+        shared = used[source_layer(cfg, i)] if kind.shares else None
+        x = decoder.decoder_layer(x, first, weights, cfg, positions, kind, attend, shared=shared, own_input=own_input)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
     return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values)))
 
@@ -194,17 +201,21 @@ def decode(
 
 def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[jax.Array, KVCache]:
     """Return the hidden states [slots, D] of one more token per slot, and the updated cache."""
-    keys, values = list(slots.cache.keys), list(slots.cache.values)
-    positions = slots.position[:, None]
-    first = x = decoder.embed(copy, cfg, token[:, None], positions)
+    rings = list(zip(*slots.cache, strict=True))
+    tokens, positions = token[:, None], slots.position[:, None]
+    first = x = decoder.embed(copy, cfg, tokens, positions)
+    own_input = per_layer.layer_input(copy, cfg, tokens)
     for i, weights in enumerate(copy["layers"]):
+        kind, source = layer_kind(cfg, i), source_layer(cfg, i)
 
-        def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i) -> jax.Array:
-            rings = (keys[i], values[i])
-            mixed, (keys[i], values[i]) = caches.cached_attention(
-                query, key, value, rings, slots.position, slots.step, cfg
-            )
-            return mixed
+        def attend(
+            query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i, source: int = source
+        ) -> jax.Array:
+            if source == i:
+                rings[i] = caches.written(rings[i], key, value, slots.step)
+            return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg)
 
-        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.layer_kind(cfg, i), attend)
-    return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values))
+        shared = rings[source] if kind.shares else None
+        x = decoder.decoder_layer(x, first, weights, cfg, positions, kind, attend, shared=shared, own_input=own_input)
+    keys, values = zip(*rings, strict=True)
+    return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(keys, values)

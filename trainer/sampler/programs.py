@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from conf.schema.training.layer_kinds import holders, plain_name
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
@@ -22,7 +23,7 @@ from trainer.models import weights
 from trainer.models.decoder import unstack_layers
 from trainer.models.weights import Params
 from trainer.sampler import decode
-from trainer.sampler.cache import CACHE_AXES, PREFILL_AXES, KVCache
+from trainer.sampler.cache import CACHE_AXES, PREFILL_AXES, KVCache, num_rings
 from trainer.sampler.decode import PrefillResult, Slots, prefill
 from trainer.sampler.settings import SamplerSettings
 
@@ -53,7 +54,15 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
             raise RunFileError(f"loop.sampler.{error}") from None
         tensor = sizes["tensor"]
     else:
-        common = math.gcd(devices, cfg.num_kv_heads, cfg.num_heads, cfg.mlp_dim, cfg.vocab_size)
+        common = math.gcd(
+            devices,
+            cfg.num_kv_heads,
+            cfg.num_global_kv_heads or 0,
+            cfg.per_layer_dim,
+            cfg.num_heads,
+            cfg.mlp_dim,
+            cfg.vocab_size,
+        )
         size = weights.num_params(cfg) * jnp.dtype(sampler_model(cfg, settings).activation_dtype).itemsize
         possible = [n for n in range(1, common + 1) if common % n == 0]
         tensor = next((n for n in possible if size // n <= SMALL_MODEL_BYTES), possible[-1])
@@ -79,14 +88,17 @@ def copy_params(params: Params, cfg: Model) -> Params:
         return weight if in_float32 else weight.astype(cfg.activation_dtype)
 
     copy = jax.tree.map_with_path(typed, params)
-    return copy | {"layers": unstack_layers(copy["layers"], cfg.num_layers)}
+    return copy | {"layers": unstack_layers(copy["layers"], cfg, range(cfg.num_layers))}
 
 
 def param_shardings(cfg: Model, mesh: Mesh) -> Params:
     table = weights.weight_table(cfg)
-    layer = {name: meshes.named_sharding(mesh, *weight.axes[1:]) for name, weight in table["layers"].items()}
+    layers: list[Params] = [{} for _ in range(cfg.num_layers)]
+    for name, weight in table["layers"].items():
+        for layer in holders(cfg, name, range(cfg.num_layers)):
+            layers[layer][plain_name(name)] = meshes.named_sharding(mesh, *weight.axes[1:])
     rest = {name: meshes.named_sharding(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
-    return rest | {"layers": [layer] * cfg.num_layers}
+    return rest | {"layers": layers}
 
 
 def abstract_params(cfg: Model, mesh: Mesh) -> Params:
@@ -223,7 +235,7 @@ class SamplerPrograms:
         )
 
     def _cache_specs(self, axes: tuple[str | None, ...]) -> KVCache:
-        return KVCache(*((meshes.partition_spec(*axes),) * self.cfg.num_layers for _ in range(2)))
+        return KVCache(*((meshes.partition_spec(*axes),) * num_rings(self.cfg) for _ in range(2)))
 
     def _per_device(self, function: Callable[..., Any], taken: Any, given: Any) -> Callable[..., Any]:
         """Run the function on each device's own part if every device holds all weights."""

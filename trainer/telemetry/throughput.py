@@ -19,11 +19,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from conf.schema.topology import find_topology
+from conf.schema.training.layer_kinds import attended_entries
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import PodFacts
 from trainer.distributed.runtime import gather_numbers, gather_texts
 from trainer.models import experts, maha, weights
-from trainer.models.decoder import is_local_layer
 
 GIB = 2**30
 
@@ -68,14 +68,14 @@ def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
     if cfg.implementation is not None:
         return 6.0 * tokens * weights.num_params(cfg)
     table = weights.weight_table(cfg)
-    uses = maha.uses_per_token(cfg) | experts.uses_per_token(cfg)
+    uses = maha.uses_per_token(cfg) | experts.uses_per_token(cfg) | {"per_layer_table": 0}
     each = {name: (6.0 if w.trained else 4.0) * math.prod(w.shape) for name, w in table["layers"].items()}
     layers = sum(uses.get(name, 1) * each[name] for name, w in table["layers"].items() if len(w.shape) > 2)
-    seen = sum(min(sequence, cfg.sliding_window) if is_local_layer(cfg, i) else sequence for i in range(cfg.num_layers))
+    seen = attended_entries(cfg, sequence)
     if cfg.attention_form == "maha":  # a quarter of the pairs at each further scale
         seen *= sum(0.25**scale for scale in range(cfg.maha.scales))
     logits = (6.0 if cfg.lora is None else 4.0) * cfg.vocab_size * cfg.dim
-    return tokens * (layers + logits + 12.0 * cfg.num_heads * cfg.head_dim * seen)
+    return tokens * (layers + logits + 12.0 * seen)
 
 
 def model_flops_utilization(flops: float, seconds: float, pod: PodFacts) -> dict[str, float]:

@@ -10,63 +10,7 @@ import conf
 from conf.reference import Reference
 from conf.schema.base import LocalPath, Strict
 from conf.schema.training.loop_parts import Trm
-
-
-class LinearRopeScaling(Strict):
-    """Positions are divided by `factor` (https://arxiv.org/abs/2306.15595); Gemma 3 does so in its global layers."""
-
-    kind: Literal["linear"]
-    factor: float = Field(ge=1, description="Factor by which the context is extended.")
-
-
-class Llama3RopeScaling(Strict):
-    """Llama 3.1 scaling: low frequencies are divided by `factor`, high ones kept, those between interpolated.
-
-    https://arxiv.org/abs/2407.21783, section 3.2; values as in the published config.json.
-    """
-
-    kind: Literal["llama3"]
-    factor: float = Field(ge=1, description="Factor by which the context is extended.")
-    low_freq_factor: float = Field(
-        gt=0, description="Wavelengths above original_max_position_embeddings / this are scaled."
-    )
-    high_freq_factor: float = Field(gt=0, description="Wavelengths below original_max_position_embeddings / this stay.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
-
-
-class YarnRopeScaling(Strict):
-    """YaRN (https://arxiv.org/abs/2309.00071): slow rotations are divided by `factor`, fast ones kept."""
-
-    kind: Literal["yarn"]
-    factor: float = Field(ge=1, description="Factor by which the context is extended.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
-    attention_factor: float = Field(gt=0, description="Rotated queries and keys are multiplied by this.")
-    beta_fast: float = Field(gt=0, description="Frequencies with more rotations in the original context are kept.")
-    beta_slow: float = Field(gt=0, description="Frequencies with fewer rotations are divided by factor.")
-    truncate: bool = Field(description="Round the bounds between the two to whole frequencies.")
-    llama_4_scaling_beta: float = Field(
-        default=0.0,
-        ge=0,
-        description="Queries are multiplied by 1 + this * log(1 + floor(position / original_max_position_embeddings)).",
-    )
-
-
-Factors = tuple[Annotated[float, Field(gt=0)], ...]
-
-
-class LongRopeScaling(Strict):
-    """LongRoPE (https://arxiv.org/abs/2402.13753): each frequency is divided by its own factor."""
-
-    kind: Literal["longrope"]
-    short_factor: Factors = Field(description="Of each frequency, in texts within the original context.")
-    long_factor: Factors = Field(description="Of each frequency, in longer texts.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
-    attention_factor: float = Field(gt=0, description="Rotated queries and keys are multiplied by this.")
-
-
-RopeScaling = Annotated[
-    LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling, Field(discriminator="kind")
-]
+from conf.schema.training.rope import RopeScaling as RopeScaling
 
 
 class HyperConnections(Strict):
@@ -147,10 +91,27 @@ class Model(Strict):
     num_kv_heads: int = Field(ge=1, le=1024, description="Number of key and value heads. Must divide num_heads.")
     head_dim: int = Field(ge=2, le=1024, multiple_of=2, description="Width of one head.")
     mlp_dim: int = Field(ge=1, le=1048576, description="Width of the feed-forward layer, or of one expert.")
+    global_head_dim: int | None = Field(
+        default=None, ge=2, le=1024, multiple_of=2, description="head_dim of global layers. null: the same."
+    )
+    num_global_kv_heads: int | None = Field(
+        default=None, ge=1, le=1024, description="num_kv_heads of global layers. null: the same."
+    )
+    num_kv_shared_layers: int = Field(
+        default=0,
+        ge=0,
+        le=511,
+        description="This many last layers take keys and values of the last layer before them with the same letter.",
+    )
+    use_double_wide_mlp: bool = Field(default=False, description="Those layers have mlp_dim twice.")
+    per_layer_dim: int = Field(
+        default=0, ge=0, le=65536, description="Width of an embedding of the tokens that each layer has. 0: none."
+    )
     vocab_size: int = Field(ge=2, le=4194304, description="Number of token IDs, at least the tokenizer's.")
 
     family: (
-        Literal["mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3"] | None
+        Literal["mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3", "gemma4"]
+        | None
     ) = Field(default=None, description="Whose config.json an export has. null: the first that can say these switches.")
     norm: Literal["rms", "rms_plus_one", "rms_plain", "layer"] = Field(
         description="rms: with a gain. rms_plus_one: gain 1 + weight. rms_plain: no weight. layer: LayerNorm with bias."
@@ -161,6 +122,11 @@ class Model(Strict):
     qk_norm: Literal["none", "before_rotation", "after_rotation", "whole"] = Field(
         description="Normalize query and key heads. whole: all heads together, before rotation."
     )
+    value_norm: bool = Field(default=False, description="Normalize value heads, without a gain.")
+    attention_k_eq_v: bool = Field(
+        default=False, description="The values of global layers are their keys before norm and rotation."
+    )
+    layer_scalars: bool = Field(default=False, description="Multiply each layer's output by a constant of its weights.")
     mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="Feed-forward block; the -glu ones are gated.")
     experts: Experts | None = Field(default=None, description="Experts in all layers. null: one feed-forward block.")
     router_aux_loss_coef: float = Field(
@@ -259,6 +225,18 @@ class Model(Strict):
         return self
 
     @model_validator(mode="after")
+    def _layers_have_keys(self) -> "Model":
+        if self.num_heads % (self.num_global_kv_heads or 1):
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must be a multiple of num_global_kv_heads ({self.num_global_kv_heads})"
+            )
+        shared = self.num_kv_shared_layers
+        letters = (self.attention_pattern * self.num_layers)[: self.num_layers]
+        if shared and not {*letters[-shared:]} <= {*letters[:-shared]}:
+            raise ValueError(f"num_kv_shared_layers ({shared}) leaves no layer with keys for some of the last ones")
+        return self
+
+    @model_validator(mode="after")
     def _rotation_suits_the_head(self) -> "Model":
         if self.rotated_dim < 2 or self.rotated_dim % 2:
             raise ValueError(f"partial_rotary_factor x head_dim must be an even number, not {self.rotated_dim}")
@@ -272,6 +250,10 @@ class Model(Strict):
     def _forms_suit_the_model(self) -> "Model":
         if self.qk_norm == "whole" and self.norm == "rms_plain":
             raise ValueError("qk_norm whole needs a norm with weights, not rms_plain")
+        if self.attention_form == "maha" or self.residual != "plain":
+            for key in ("global_head_dim", "num_global_kv_heads", "num_kv_shared_layers", "per_layer_dim"):
+                if getattr(self, key):
+                    raise ValueError(f"{key} needs attention_form causal and residual plain")
         if self.residual == "mhc_lite" and self.hyper.streams > 5:
             raise ValueError(f"residual mhc_lite has streams! permutations: hyper.streams ({self.hyper.streams}) > 5")
         if self.attention_form == "maha":

@@ -6,6 +6,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from conf.schema.training.layer_kinds import stack_names
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import ParamGroup
@@ -36,7 +37,8 @@ def adapted_matrices(cfg: Model) -> dict[str, str]:
     gated, blocks = cfg.mlp in ("geglu", "swiglu"), ("gate", "up", "down")
     names = [name for name in INPUT_AXES if name not in blocks or (cfg.experts is None and (name != "gate" or gated))]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
-    return {f"layers.{name}": name for name in names} | outside
+    stacks = (stack for name in names for stack in stack_names(cfg, name))
+    return {f"layers.{stack}": stack for stack in stacks} | outside
 
 
 def wrong_groups(groups: Sequence[ParamGroup], names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -57,8 +59,10 @@ def weight_names(cfg: Model | Trm) -> list[str]:
     """Return the dotted names of all weights of Slipway's own models."""
     if isinstance(cfg, Trm):
         return [*_of_trm(cfg)]
-    layer = [*_of_attention(cfg), *_of_maha(cfg), *_of_mlp(cfg), *_of_residual(cfg)]
-    found = ["embedding", *(f"layers.{name}" for name in layer), *_of_norm(cfg, "final_norm")]
+    layer = [*_of_attention(cfg), *_of_maha(cfg), *_of_mlp(cfg), *_of_residual(cfg), *_of_per_layer(cfg)]
+    stacks = [stack for name in layer for stack in stack_names(cfg, name)]
+    found = ["embedding", *(f"layers.{stack}" for stack in stacks), *_of_norm(cfg, "final_norm")]
+    found += _of_norm(cfg, "per_layer_norm") if cfg.per_layer_dim else []
     found += ["position_embedding"] * (cfg.position_embedding == "learned")
     found += _of_norm(cfg, "embedding_norm") if cfg.norm_embedding else []
     found += ["unembedding"] * (not cfg.tie_word_embeddings)
@@ -98,6 +102,13 @@ def _of_mlp(cfg: Model) -> Iterator[str]:
     yield from matrices
     yield from (f"{name}_bias" for name in matrices if cfg.biases in ("mlp", "all"))
     yield from _of_norm(cfg, "post_mlp_norm") if cfg.post_norms else ()
+
+
+def _of_per_layer(cfg: Model) -> Iterator[str]:
+    if cfg.per_layer_dim:
+        yield from (f"per_layer_{name}" for name in ("table", "input", "gate", "output"))
+        yield from _of_norm(cfg, "post_per_layer_norm")
+    yield from ("layer_scale",) if cfg.layer_scalars else ()
 
 
 def _of_residual(cfg: Model) -> Iterator[str]:

@@ -437,3 +437,21 @@ def test_a_key_that_is_misspelt_is_not_missing_too() -> None:
 )
 def test_a_section_that_is_misspelt_is_named_as_keys_are(key: str, meant: str) -> None:
     assert unknown_key(compose_raw(TINY), key.split("."), {}) == f"unknown key; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("word", "on"),
+    [
+        ("true", 1),
+        ("yes", 1),
+        ("On", 1),
+        ("{}", 1),
+        ("{mode: offline}", 1),
+        ("false", 0),
+        ("no", 0),
+        ("off", 0),
+        ("null", 0),
+    ],
+)
+def test_wandb_is_switched_in_every_spelling(word: str, on: int) -> None:
+    assert (config(*TINY, f"logging.wandb={word}").logging.wandb is not None) == on

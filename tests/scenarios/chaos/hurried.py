@@ -55,7 +55,6 @@ def use_fast_clock(jump: int) -> Iterator[None]:
         mock.patch("controller.resources.pod.search.ALONE_POLLS", 1),
         mock.patch("controller.resources.pod.search.FIRST_PROGRESS_SECONDS", 1.0),
         mock.patch("controller.run.follow.STRAGGLER_SECONDS", 0.3),
-        mock.patch("controller.run.follow.ROOT_CAUSE_SECONDS", 1.0),
         mock.patch("controller.recovery.diagnosis.STOPPED_SECONDS", 1.0),
         mock.patch.object(agent_link.Path, "read_bytes", with_more_heartbeats),
     ):

@@ -15,6 +15,7 @@ import pytest
 from etils import epath
 from pydantic import TypeAdapter, ValidationError
 
+from conf.schema.training.layer_kinds import layer_kind
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.optimizer import Muon, Optimizer
@@ -121,7 +122,7 @@ def expected_load(cfg: Model, batch: dict[str, np.ndarray]) -> tuple[float, floa
     counted, found = batch["segments"].reshape(-1) > 0, []
     params, attention = params_of(FAMILY), decoder.causal_attention(jnp.asarray(batch["segments"]), cfg)
     first = x = decoder.embed(params, cfg, batch["tokens"], batch["positions"])
-    for i, own in enumerate(decoder.unstack_layers(params["layers"], cfg.num_layers)):
+    for i, own in enumerate(decoder.unstack_layers(params["layers"], cfg, range(cfg.num_layers))):
         seen: list[jax.Array] = []
 
         def probabilities(rows: jax.Array, router: jax.Array, seen: list[jax.Array] = seen) -> jax.Array:
@@ -130,7 +131,7 @@ def expected_load(cfg: Model, batch: dict[str, np.ndarray]) -> tuple[float, floa
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(experts, "_probabilities", probabilities)
-            x = decoder.decoder_layer(x, first, own, cfg, batch["positions"], decoder.layer_kind(cfg, i), attention)
+            x = decoder.decoder_layer(x, first, own, cfg, batch["positions"], layer_kind(cfg, i), attention)
         of_tokens = np.asarray(seen[0])[counted]
         chosen = np.argsort(-of_tokens, axis=-1)[:, : cfg.experts.per_token]
         uses = np.bincount(chosen.reshape(-1), minlength=cfg.experts.count) / len(of_tokens)

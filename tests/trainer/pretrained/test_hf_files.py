@@ -18,7 +18,7 @@ from conf.schema.training.model import Model, family_switches
 from tests.trainer.models.reference_models import FIXTURES, VARIANTS, described, params_of
 from trainer import convert
 from trainer.models.weights import Params
-from trainer.pretrained import hf_families, hf_files, store
+from trainer.pretrained import hf_families, hf_files, hf_tensors, store
 from trainer.pretrained.hf_files import PretrainedError
 from trainer.pretrained.run_weights import StoreError
 
@@ -167,7 +167,7 @@ def test_layers_of_several_dtypes_are_neither_rounded_nor_beyond_a_range(tmp_pat
     assert {leaf.dtype for leaf in jax.tree.leaves(params["layers"])} == {np.dtype(expected)}
     cfg = model_from_config(hf_files.read_config(epath.Path(folder)))
     root = "transformer." if family == "gpt2" else "model."
-    for tensor in hf_families.tensor_mappings(cfg):
+    for tensor in hf_tensors.tensor_mappings(cfg):
         for layer in range(cfg.num_layers if tensor.is_per_layer else 0):
             parts = tensor.read(written[root + tensor.hf_name.format(i=layer)])
             for ours, part in zip(tensor.param_names, parts, strict=True):
