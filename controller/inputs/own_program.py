@@ -74,7 +74,7 @@ class OwnProgram:
         if not keys & PACKAGE_KEYS and "experiment" not in keys:
             on_this_machine = self.on_this_machine or any(f"cloud={kind}" in given for kind in HERE_CLOUDS)
             words += ["env.packages=image"] if on_this_machine else self.packages()
-        elif "env.requirements" in keys and "env.packages" not in keys:
+        elif "env.packages" not in keys and any(re.match(r"\+*env\.requirements=(?!null$)", word) for word in given):
             words.append("env.packages=requirements")
         return (*words, *given)
 

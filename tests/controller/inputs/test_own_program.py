@@ -370,5 +370,7 @@ def test_a_wheel_for_another_machine_is_refused(tmp_path: Path) -> None:
 def test_a_requirements_file_alone_says_which_packages_are_meant(repository: Path, where: str) -> None:
     mine = "env.requirements=mine.txt"
     assert packages(repository, where, mine) == ["env.packages=requirements", mine]
+    for none in ("env.requirements=null", "~env.requirements"):
+        assert "env.packages=requirements" not in packages(repository, where, none)
     for kind in ("env.packages=requirements", "env.packages=lock"):
         assert packages(repository, where, kind, mine) == [kind, mine]
