@@ -242,7 +242,7 @@ def folder_is_writable(config: Config) -> Iterator[Issue]:
     if not isinstance(cloud, HereCloud) or cloud.folder is None:
         return
     folder = Path(cloud.folder).expanduser()
-    there = next(each for each in (folder, *folder.parents) if path_exists(each) or each.is_symlink())
+    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     if not there.is_dir():
         yield Issue(f"{there} is {'a file' if there.exists() else 'a link to nothing'}; name a folder")
     elif not os.access(there, os.W_OK):

@@ -310,6 +310,7 @@ def test_the_folder_of_this_machine_can_be_written(tmp_path: Path, monkeypatch: 
 
     (tmp_path / "file").touch()
     assert said(tmp_path) == said(tmp_path / "new" / "deep") == said("~/new") == said("null") == []
+    assert said(tmp_path / ("a" * 300)) == []
     for place in ("file", "file/new"):
         assert said(tmp_path / place) == [f"{tmp_path}/file is a file; name a folder"]
     (tmp_path / "link").symlink_to(tmp_path / "gone")
