@@ -28,6 +28,8 @@ from trainer.pretrained import hf_families, hf_files, peft_files, run_weights, s
 from trainer.step import train_step
 
 TARGETS = {"gemma2": ("layers.query", "layers.value", "layers.down"), "llama3": ("layers.*", "unembedding")}
+MATRICES = {"qwen3_moe": 4, "gemma4": 10, "gemma4_e2b": 14}
+"""Those that `layers.*` adapts, where they are not the usual seven."""
 LORA = {
     "gemma2": Lora(r=4, lora_alpha=8, target_modules=TARGETS["gemma2"], base_dtype="float32"),
     "llama3": Lora(r=3, lora_alpha=6, use_rslora=True, target_modules=TARGETS["llama3"], base_dtype="float32"),
@@ -174,7 +176,8 @@ def test_adapters_of_a_newer_family_are_peft_s_product_beside_its_own_matrices(
         np.testing.assert_allclose(after[name], before[name] + scale * (b @ a), rtol=0, atol=1e-5, err_msg=name)
     again = peft_files.read_adapter(epath.Path(tmp_path), cfg)
     jax.tree.map(np.testing.assert_array_equal, again["layers"], {k: params["layers"][k] for k in again["layers"]})
-    assert len(again["layers"]) == 2 * (7 if cfg.experts is None else 4)
+    assert again["layers"].keys() == {name for name in params["layers"] if "_lora_" in name}
+    assert len(again["layers"]) == 2 * MATRICES.get(family, 7)
 
 
 @pytest.mark.parametrize("family", ["phi3", *wide(*(name for name in DERIVED if name != "phi3"))])
