@@ -282,6 +282,10 @@ def run(argv: Sequence[str]) -> int:
         _drop_output()
         return 0
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # a word that is looked up as a file, wherever that is
+            word = max(Path(str(error.filename)).parts, key=len)
+            print(f"error: {word:.60}… is too long for the name of a file", file=sys.stderr)
+            return ConfigError.exit_code
         if not (message := _of_a_disk(error)):
             raise
         with suppress(OSError):

@@ -31,6 +31,23 @@ def test_a_deleted_folder(words: list[str], tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model={}",
+        "cloud.kind={}",
+        "cloud=here cloud.folder=/tmp/{}",
+        "cloud=local -- python -m {}",
+        "cloud=local -- {}",
+    ],
+)
+def test_a_word_that_no_file_can_have_as_its_name(words: str, tmp_path: Path) -> None:
+    code, err = slipway("plan", *words.format("a" * 300).split(), cwd=tmp_path)
+    said = err.splitlines()[-1]
+    assert code == 2
+    assert said == f"error: {'a' * 60}… is too long for the name of a file"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 @pytest.mark.parametrize("words", [["--version"], ["help"], ["runs", "--json"]])
 def test_a_full_disk(words: list[str], tmp_path: Path) -> None:
