@@ -131,9 +131,11 @@ def _computed(
 
     gated, straight = (checkpoint_name(product(taken, weight, 1), "product") for weight in (gate, up))
     act = jax.nn.silu if cfg.mlp == "swiglu" else partial(jax.nn.gelu, approximate=True)
-    out = _permuted(product(act(gated) * straight, down, 2), places, order)
-    mixed = (out.reshape(-1, per_token, out.shape[-1]).astype(jnp.float32) * shares[:, :, None]).sum(axis=1)
-    mixed = mixed.astype(rows.dtype)
+    # shared out before the last product: after it, the gradient of the shares would need what that gives
+    share = _permuted(shares.reshape(-1, 1), order, places)
+    inner = (act(gated) * straight * share).astype(rows.dtype)
+    out = _permuted(product(inner, down, 2), places, order)
+    mixed = out.reshape(-1, per_token, out.shape[-1]).astype(jnp.float32).sum(axis=1).astype(rows.dtype)
     return lax.psum(mixed, "tensor") if is_split else mixed
 
 
