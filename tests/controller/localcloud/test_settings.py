@@ -26,7 +26,7 @@ def test_given_values_are_kept_for_the_next_process(tmp_path: Path) -> None:
         ({"token_seconds": -1}, "token_seconds must be a number of seconds, not -1"),
         ({"caller_roles": "roles/owner"}, "caller_roles must be a list of roles, not 'roles/owner'"),
         ({"realism": "kind"}, "realism must be strict or relaxed, not 'kind'"),
-        ({"quotas": {"CHIPS": 4}}, "quotas must be limits by name; known: INSTANCES, IN_USE_ADDRESSES, CPUS, E2_CPUS"),
+        ({"quotas": {"CHIPS": 4}}, "the emulated project has no quota 'CHIPS'; "),
         ({"quotas": {"INSTANCES": -1}}, "quotas: INSTANCES must be a whole number of at least 0, not -1"),
         ({"operation_seconds": "fast"}, "operation_seconds must be a number of seconds, not 'fast'"),
     ],

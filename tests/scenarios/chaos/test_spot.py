@@ -121,7 +121,7 @@ class Google:
 
     def __init__(self, market: Market) -> None:
         self.market, self.clock = market, DayClock(EPOCH)
-        self.objects: dict[str, bytes] = {}
+        self.stored: dict[str, bytes] = {}
         self.pods: list[Pod] = []
 
     @property
@@ -158,18 +158,18 @@ class Google:
         yield from self.call(api, method, **given)[items]
 
     def download(self, bucket: str, name: str) -> bytes:
-        if name not in self.objects:
+        if name not in self.stored:
             raise NotFoundError("storage objects.get", 404, "notFound", name)
-        return self.objects[name]
+        return self.stored[name]
 
     def upload(self, bucket: str, name: str, content: bytes, *, generation: int | None = None) -> dict[str, Any]:
-        if generation == 0 and name in self.objects:
+        if generation == 0 and name in self.stored:
             raise ConflictError("storage objects.insert", 412, "conditionNotMet", name)
-        self.objects[name] = content
+        self.stored[name] = content
         return {"name": name}
 
     def _list(self, prefix: str, delimiter: str) -> dict[str, Any]:
-        names = sorted(name for name in self.objects if name.startswith(prefix))
+        names = sorted(name for name in self.stored if name.startswith(prefix))
         rest = [name.removeprefix(prefix) for name in names]
         folders = {part.partition(delimiter)[0] for part in rest if delimiter and delimiter in part}
         updated = iso_timestamp(self.clock.now())
@@ -325,7 +325,7 @@ def followed(google: Google, day: Day, plan: Plan, given: dict[str, Any]) -> Att
     kept = max(0.0, pod.lost - begins) // CHECKPOINT * CHECKPOINT
     day.useful += kept
     if kept:
-        google.objects[f"runs/{plan.run_id}/checkpoints/{day.useful:.0f}/done"] = b""
+        google.stored[f"runs/{plan.run_id}/checkpoints/{day.useful:.0f}/done"] = b""
     clock.sleep(given["poll_seconds"])  # Google's API is asked so often: at worst it has just been
     workers = tuple(WorkerStatus(silent_seconds=given["poll_seconds"], unreachable=True) for _ in node.status.endpoints)
     seen = Observation(pod=node.pod_seen(given["context"]), workers=workers)
