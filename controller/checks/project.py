@@ -53,9 +53,7 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
     absent = [group for group in ("model", "data", "loop", "optimizer") if getattr(config, group) is None]
     if len(absent) == 4:
         if not config.program.command:  # which `command` reports
-            yield Issue(
-                "nothing says what to run; choose +experiment=NAME, -- PROGRAM …, or a run that exists", "program"
-            )
+            yield Issue("nothing says what to run; give +experiment=NAME, -- PROGRAM …, or a run's name", "program")
         return
     yield from (Issue(f"program=trainer needs one; choose {group}=… or +experiment=…", group) for group in absent)
 

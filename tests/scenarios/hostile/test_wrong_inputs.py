@@ -86,7 +86,7 @@ def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -
     found = refused(capsys, *TRAINER, "tpu.zoen=x", "mesh.data=3", "network.nat=false", "tpu.external_ip=false")
     assert sorted(line.partition(":")[0] for line in found) == ["mesh", "network.nat", "tpu.zoen"]
     assert refused(capsys, "up", "cloud=local") == [
-        "program: nothing says what to run; choose +experiment=NAME, -- PROGRAM …, or a run that exists"
+        "program: nothing says what to run; give +experiment=NAME, -- PROGRAM …, or a run's name"
     ]
     found = refused(capsys, "up", "cloud=local", "model=tiny")
     assert [line.partition(":")[0] for line in found] == ["data", "loop", "optimizer"]
