@@ -17,7 +17,7 @@ from controller.core.errors import CloudError
 from controller.gcp.answers import MARK, is_marked
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.google_errors import ConflictError, ExistsError, ForbiddenError, GoogleError, NotFoundError
-from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
+from controller.reconcile import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown, VanishedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,14 @@ class ServiceAccount(Resource):
             parent = self._path(context).rpartition("/serviceAccounts/")[0]
             found = context.google.list_all("iam", "projects.serviceAccounts.list", "accounts", name=parent)
             return next((account for account in found if account["email"] == email), None)
+
+    def is_deleted(self, context: Context, *, is_old: bool) -> bool:
+        """Return whether the account was seen and is gone. is_old: one that we made must be visible by now."""
+        email = self.email(context)
+        try:
+            return (is_old or email not in context.known_accounts) and self._find(context, email) is None
+        except ForbiddenError:
+            return False
 
     def _path(self, context: Context) -> str:
         """Return the full name. `projects/-` would do for every project, but IAM answers it with misleading errors."""
@@ -195,6 +203,8 @@ class Roles(Resource):
                 # A new account is not visible everywhere at once.
                 unknown = error.status == 400 and "does not exist" in error.message
                 conflicts += isinstance(error, ConflictError)
+                if unknown and self.account.is_deleted(context, is_old=late()):
+                    raise VanishedError(f"{self.title}: {error.message}") from error
                 if late() or conflicts == MAX_CONFLICTS or not (isinstance(error, ConflictError) or unknown):
                     raise
                 if unknown:

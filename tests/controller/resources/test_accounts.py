@@ -8,7 +8,7 @@ import pytest
 
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.answers import OperationFailedError
-from controller.reconcile import Diff, destroy
+from controller.reconcile import Diff, VanishedError, destroy
 from controller.resources.accounts import (
     AccountRoles,
     BastionRoles,
@@ -69,6 +69,22 @@ def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(
     assert ADMIN in project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"]
     destroy(project.shared_resources(), project.context)
     assert project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"] == [ADMIN]
+
+
+@pytest.mark.parametrize("kind", [ProjectRoles, BucketRoles])
+def test_roles_of_an_account_that_is_deleted_meanwhile_are_looked_at_again_at_once(
+    project: EmulatedProject, kind: type[Roles]
+) -> None:
+    """As by somebody's `down --all`; what is waited for is a new account only."""
+    project.create_shared()
+    [bound] = [each for each in project.shared_resources() if type(each) is kind]
+    project.cloud.call_ok("DELETE", f"iam/v1/{PROJECT}/serviceAccounts/{bound.account.email(project.context)}")
+    project.context.known_accounts.clear()
+    with pytest.raises(VanishedError, match="does not exist"):
+        bound.apply(project.context, {}, Diff("create"))
+    project.create_shared()
+    assert roles(project, "") == OURS
+    destroy(project.shared_resources(), project.context)
 
 
 ACCOUNTS = f"/iam/v1/{PROJECT}/serviceAccounts"
