@@ -65,11 +65,14 @@ def _flops(jaxpr: Jaxpr, turns: int) -> float:
 
 
 def _eqn_flops(eqn: JaxprEqn, turns: int) -> float:
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
+    if eqn.primitive.name in ("dot_general", "ragged_dot_general"):
+        ragged = eqn.params.get("ragged_dot_dimension_numbers")
+        (contracted, _), _ = ragged.dot_dimension_numbers if ragged else eqn.params["dimension_numbers"]
         left = eqn.invars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
         out = eqn.outvars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
-        return 2.0 * math.prod(out) * math.prod(left[i] for i in contracted)
+        # each row is of one group: it is summed into one of them, or multiplied with the matrix of one
+        groups = out[0] if ragged and ragged.lhs_ragged_dimensions[0] in contracted else 1
+        return 2.0 * math.prod(out) * math.prod(left[i] for i in contracted) / groups
     if eqn.primitive.name == "pallas_call":
         return 0.0
     inner = [_flops(sub, turns) for value in eqn.params.values() for sub in _sub_jaxprs(value)]
