@@ -161,6 +161,7 @@ class Ending:
         """Wait for the next run; `said` and `exit_code` tell how this one ended."""
         if not self.is_handed_over:
             return
+        self._note("this command ends once the next run has the pod, or deletes the pod if none takes it")
         try:
             with lease_guard(self.lease, self.plan, self.context):
                 while self.is_handed_over and not self.waiter.is_followed():
