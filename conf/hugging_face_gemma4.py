@@ -40,7 +40,7 @@ GEMMA4 = GEMMA4_UNIFIED | {
     "use_bidirectional_attention": fixed(None, "the decoder is causal; vision is of images only", "vision"),
     "hidden_size_per_layer_input": read(256),
     "vocab_size_per_layer_input": read(262_144),
-    "enable_moe_block": fixed(False, "the decoder has no experts"),
+    "enable_moe_block": fixed(False, "experts beside a dense block are not supported"),
     **ignored("of experts, which enable_moe_block has", num_experts=None, top_k_experts=None),
     **ignored("of experts, which enable_moe_block has", moe_intermediate_size=None, expert_intermediate_size=None),
 }
