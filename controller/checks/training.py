@@ -347,6 +347,24 @@ def stale_samples_are_corrected(config: Config) -> Iterator[Issue]:
         )
 
 
+@check("sampler_logprobs", "warning", "loop.sampler")
+def truncated_samples_are_scored_by_the_trainer(config: Config) -> Iterator[Issue]:
+    """The sampler's log-probabilities are in the distribution that it drew from. With penalties, biases or a truncation
+    that is not the policy that learns.
+    """
+    loop = config.loop
+    if not isinstance(loop, GrpoLoop) or config.program.kind != "trainer" or loop.sampler.is_plain:
+        return
+    corrected = loop.rollout_correction.rollout_is is not None or loop.rollout_correction.rollout_rs is not None
+    if loop.old_logprobs == "sampler" or corrected:
+        key = "loop.old_logprobs=sampler" if loop.old_logprobs == "sampler" else "loop.rollout_correction"
+        yield Issue(
+            f"its tokens are not drawn from the policy itself, and {key} takes them as if they were; keep top_k, "
+            "top_p, min_p, penalties and logit_bias as they are by default, or set loop.old_logprobs=trainer without a "
+            "correction"
+        )
+
+
 def _sampler_workers(config: Config) -> int:
     is_grpo = config.program.kind == "trainer" and isinstance(config.loop, GrpoLoop)
     return config.loop.sampler.workers if is_grpo and isinstance(config.loop, GrpoLoop) else 0

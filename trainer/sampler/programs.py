@@ -24,7 +24,7 @@ from trainer.models.decoder import unstack_layers
 from trainer.models.weights import Params
 from trainer.sampler import decode
 from trainer.sampler.cache import CACHE_AXES, PREFILL_AXES, KVCache, num_rings
-from trainer.sampler.decode import PrefillResult, Slots, prefill
+from trainer.sampler.decode import PrefillResult, Said, Slots, prefill
 from trainer.sampler.settings import SamplerSettings
 
 SMALL_MODEL_BYTES = 512 << 20
@@ -132,8 +132,10 @@ class SamplerPrograms:
         self._shards = meshes.num_shards(self.mesh, "batch")
         self.slots = -(-settings.slots // self._shards) * self._shards
         copy = jax.tree.map(lambda sharding: sharding.spec, param_shardings(cfg, self.mesh))
-        slots, waiting = self._slot_specs(), PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES))
-        own = PrefillResult(ROW_SHARDED, self._cache_specs(CACHE_AXES))
+        drawn_from = settings.drawn_from
+        slots, waiting = self._slot_specs(), self._waiting_specs()
+        said = ROW_SHARDED if drawn_from.has_penalties else None
+        own = PrefillResult(ROW_SHARDED, self._cache_specs(CACHE_AXES), said)
 
         def admitted(slots: Slots, prompts: PrefillResult, rows: jax.Array) -> Slots:
             return decode.insert_prompts(slots, prompts, rows[0], rows[1], rows[2])
@@ -143,7 +145,7 @@ class SamplerPrograms:
             return decode.decode(copy, self.cfg, settings, ends, slots, wanted, randomness, temperature)
 
         self.reshard = self._jit("reshard", lambda params: copy_params(params, self.cfg), copy)
-        computed = self._per_device(lambda *given: prefill(self.cfg, *given), (copy, ROW_SHARDED, ROW_SHARDED), own)
+        computed = self._per_device(partial(prefill, self.cfg, drawn_from), (copy, ROW_SHARDED, ROW_SHARDED), own)
         self.prefill = self._jit("prefill", computed, waiting)
         self.insert_prompts = self._jit(
             "admit", self._per_device(admitted, (slots, waiting, COLUMN_SHARDED), slots), slots, donated=(0,)
@@ -154,7 +156,7 @@ class SamplerPrograms:
         )
         lengths = {length for bucket in settings.buckets for length in settings.cache_lengths(bucket)}
         self._init = {
-            length: self._jit("empty", partial(decode.init_slots, self.cfg, self.slots, length), slots)
+            length: self._jit("empty", partial(decode.init_slots, self.cfg, drawn_from, self.slots, length), slots)
             for length in lengths
         }
         self._resize = {length: self._build_resize(length, slots) for length in lengths}
@@ -205,8 +207,10 @@ class SamplerPrograms:
             ),
             (ROW_SHARDED, ROW_SHARDED, *(REPLICATED,) * 4),
         )
-        waiting = jax.eval_shape(self._on_mesh(partial(prefill, self.cfg)), copy, tokens, prompt_lengths)
-        waiting = self._abstract(waiting, PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES)))
+        waiting = jax.eval_shape(
+            self._on_mesh(partial(prefill, self.cfg, self.settings.drawn_from)), copy, tokens, prompt_lengths
+        )
+        waiting = self._abstract(waiting, self._waiting_specs())
         yield "prefill", self.prefill, (copy, tokens, prompt_lengths), self._abstract_slots(lengths[-1])
         for length in lengths[-1:] if longest_only else lengths:
             slots, suffix = self._abstract_slots(length), "" if length == lengths[-1] else f"_{length}"
@@ -218,7 +222,8 @@ class SamplerPrograms:
 
     def _abstract_slots(self, length: int) -> Slots:
         """Return the shapes and shardings of slots whose cache has this length."""
-        slots = jax.eval_shape(self._on_mesh(lambda: decode.init_slots(self.cfg, self.slots, length)))
+        empty = partial(decode.init_slots, self.cfg, self.settings.drawn_from, self.slots, length)
+        slots = jax.eval_shape(self._on_mesh(empty))
         return self._abstract(slots, self._slot_specs())
 
     def _build_resize(self, length: int, slots: Slots) -> Any:
@@ -229,10 +234,14 @@ class SamplerPrograms:
 
         return self._jit("resize", self._per_device(resized, (slots,), slots), slots)
 
+    def _waiting_specs(self) -> PrefillResult:
+        said = REPLICATED if self.settings.drawn_from.has_penalties else None
+        return PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES), said)
+
     def _slot_specs(self) -> Slots:
-        return Slots(
-            ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, REPLICATED, self._cache_specs(CACHE_AXES)
-        )
+        said = Said(ROW_SHARDED, ROW_SHARDED) if self.settings.drawn_from.has_penalties else None
+        by_row = (ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED)
+        return Slots(*by_row, REPLICATED, self._cache_specs(CACHE_AXES), said)
 
     def _cache_specs(self, axes: tuple[str | None, ...]) -> KVCache:
         return KVCache(*((meshes.partition_spec(*axes),) * num_rings(self.cfg) for _ in range(2)))

@@ -200,6 +200,14 @@ MAHA = "model.attention_form=maha"
         ([*SAMPLER_POD, "cloud=here"], "sampler_pods: error loop.sampler.pods: cloud=here has no pods to"),
         ([*SAMPLER_POD], "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the"),
         ([*SAMPLERS], "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the samples"),
+        (
+            [*GRPO, "loop.sampler.min_p=0.1", "loop.rollout_correction.rollout_is=token"],
+            "sampler_logprobs: warning loop.sampler: its tokens are not drawn from the policy itself, and loop.roll",
+        ),
+        (
+            [*GRPO, "loop.sampler.presence_penalty=0.5", "loop.old_logprobs=sampler"],
+            "sampler_logprobs: warning loop.sampler: its tokens are not drawn from the policy itself, and loop.old_",
+        ),
         ([*LM], "data_path: error data.path: x does not exist on the workers, nor here; . has "),
         ([*LM, "program.setup=[[fetch]]"], "data_path: warning data.path: x does not exist on the workers, nor"),
         ([*GRPO, "data.tokenizer=/home/me/tokenizer.json"], "data_path: warning data.tokenizer: /home/me/tokenizer.js"),

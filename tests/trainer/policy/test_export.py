@@ -23,7 +23,7 @@ from trainer.policy.policy import Policy, PolicyPrompts, Sampling, describe
 from trainer.policy.run_files import byte_library
 from trainer.pretrained import hf_files, run_weights, store
 
-GREEDY = Sampling(12, 0.0, None, None, 0)
+GREEDY = Sampling(12, 0.0)
 
 
 def run(*arguments: object) -> int:
