@@ -181,7 +181,7 @@ class Policy:
                 "it is not the tokenizer of these weights"
             )
         self._mesh = jax.make_mesh(
-            (1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=jax.devices()[:1]
+            (1,) * len(MESH_AXES), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=jax.devices()[:1]
         )
         self._params = store.load_sharded(folder, self.cfg, self._mesh)
         self._copies: dict[int, tuple[Sampler, Params]] = {}

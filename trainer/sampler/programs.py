@@ -41,21 +41,23 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
     """Return the sampler's mesh over the trainer's devices, in the same order.
 
     Every token reads all weights. Sharded by heads (`tensor`), each device reads its own part, at the cost of two small
-    all-reduces per layer; sharded as for training (`fsdp`), all weights would be gathered for each token.
+    all-reduces per layer; sharded as for training (`fsdp`), all weights would be gathered for each token. `expert`
+    splits experts alone.
 
-    If `settings.mesh` is None, tensor is the smallest size that makes the copy small on each device, among those that
-    divide heads, feed-forward width, vocabulary and devices; otherwise the largest of them. Raises RunFileError.
+    If `settings.mesh` is None, expert is as for training, and tensor the smallest size that makes the copy small on
+    each device, among those that divide heads, feed-forward width, vocabulary and the devices that are left; otherwise
+    the largest of them. Raises RunFileError.
     """
-    devices = math.prod(mesh.shape.values())
+    devices, expert = math.prod(mesh.shape.values()), mesh.shape["expert"]
     if settings.mesh is not None:
         try:
             sizes = meshes.axis_sizes(settings.mesh, devices)
         except RunFileError as error:
             raise RunFileError(f"loop.sampler.{error}") from None
-        tensor = sizes["tensor"]
+        tensor, expert = sizes["tensor"], sizes["expert"]
     else:
         common = math.gcd(
-            devices,
+            devices // expert,
             cfg.num_kv_heads,
             cfg.num_global_kv_heads or 0,
             cfg.per_layer_dim,
@@ -67,7 +69,7 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
         possible = [n for n in range(1, common + 1) if common % n == 0]
         tensor = next((n for n in possible if size // n <= SMALL_MODEL_BYTES), possible[-1])
     assert mesh.devices is not None, "a mesh of devices"
-    arranged = mesh.devices.reshape(devices // tensor, 1, tensor)
+    arranged = mesh.devices.reshape(devices // (tensor * expert), 1, tensor, expert)
     found = Mesh(arranged, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
     try:
         weights.param_shardings(cfg, found)
@@ -96,9 +98,14 @@ def param_shardings(cfg: Model, mesh: Mesh) -> Params:
     layers: list[Params] = [{} for _ in range(cfg.num_layers)]
     for name, weight in table["layers"].items():
         for layer in holders(cfg, name, range(cfg.num_layers)):
-            layers[layer][plain_name(name)] = meshes.named_sharding(mesh, *weight.axes[1:])
-    rest = {name: meshes.named_sharding(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
+            layers[layer][plain_name(name)] = _sharding(mesh, weight.axes[1:])
+    rest = {name: _sharding(mesh, weight.axes) for name, weight in table.items() if name != "layers"}
     return rest | {"layers": layers}
+
+
+def _sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> jax.NamedSharding:
+    """Return that of the copy, whose rows of `embed` are whole on each device."""
+    return meshes.named_sharding(mesh, *(None if axis == "embed" else axis for axis in axes))
 
 
 def abstract_params(cfg: Model, mesh: Mesh) -> Params:

@@ -143,7 +143,7 @@ def run(experiment: RunFile) -> int:
     """Draw what the trainer asks for, on this worker's devices; return the exit code that the trainer sends."""
     loop = experiment.loop
     assert isinstance(loop, GrpoLoop)
-    devices = (jax.device_count(), 1, 1)
+    devices = (jax.device_count(), *(1,) * len(meshes.MESH_AXES[1:]))
     mesh = jax.make_mesh(devices, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(devices))
     with jax.set_mesh(mesh), RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as checks:
         return _SamplerProcess(experiment, loop, mesh, checks).run()
