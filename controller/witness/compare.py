@@ -101,8 +101,7 @@ def state_of(method_id: str, answer: Any) -> str:
     if isinstance(state, str):
         return state
     lists = [value for value in answer.values() if isinstance(value, list)]
-    states = {state_of("", item) for items in lists for item in items if isinstance(item, dict)}
-    return "+".join(sorted(states - {""}))
+    return "+".join(sorted({state_of("", item) for items in lists for item in items if isinstance(item, dict)} - {""}))
 
 
 def is_list(method_id: str) -> bool:
