@@ -7,10 +7,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from controller.localcloud.http.discovery import Method
 from controller.localcloud.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from controller.localcloud.iam import Judgement
 
 PROJECT = "slipway-local"
 PROJECT_NUMBER = "314159265358"
@@ -18,24 +21,17 @@ DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 """Compute Engine's default account, an editor of most projects."""
 
 
-class Permits(Protocol):
-    """What a handler may ask about the rights of its caller."""
-
-    def require(self, permission: str, resource: str) -> None: ...
-
-    def test(self, permissions: list[str], resource: str) -> list[str]: ...
-
-
 @dataclass(frozen=True)
 class ApiCall:
-    """Validated request: path parameters, query, JSON body; `base` is the root URL for the client."""
+    """Validated request: path parameters, query, JSON body; `root_url` is for the client."""
 
     method: Method
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
     root_url: str
-    judgement: "Permits | None" = None
+    judgement: "Judgement | None" = None
+    """Of the rights of its caller; without one it has all."""
 
     def require_permission(self, permission: str, resource: str) -> None:
         """Raise ApiError 403 unless the caller holds a permission that only some calls of the method need."""

@@ -181,8 +181,6 @@ class Server:
             self.faults.on_request()
             named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
             met = self.faults.intercept(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
-            if isinstance(met, ApiError):
-                raise met
             if request is not None and met and met.phase != "answer":
                 await self._break_connection(request, met)
             found = self.discovery.match(http, path)
@@ -212,7 +210,7 @@ class Server:
             return response
         except ApiError as refusal:
             status = refusal.code
-            if request is not None and isinstance(met, BrokenConnection):  # a refusal is lost as well
+            if request is not None and met:  # a refusal is lost as well
                 await self._break_connection(request, met)
             return _error_response(refusal)
         finally:
@@ -234,10 +232,7 @@ class Server:
     async def _issue_token(self, request: web.Request) -> web.Response:
         """Answer https://oauth2.googleapis.com/token, where a user's refresh token gets access tokens."""
         check_origin(request)
-        met = self.faults.intercept(True, request.method, _TOKEN_PATH)
-        if isinstance(met, ApiError):
-            raise met
-        if met:
+        if met := self.faults.intercept(True, request.method, _TOKEN_PATH):
             await self._break_connection(request, met)
         form = {name: str(value) for name, value in (await request.post()).items()}
         return web.json_response(self.tokens.refresh(form))
@@ -268,21 +263,20 @@ class Server:
     async def _batch(self, request: web.Request, admitted: AdmittedRequest) -> web.Response:
         """Handle several calls in one multipart request (https://cloud.google.com/storage/docs/batch)."""
         prefix = admitted.root_url.removeprefix(self.url)  # clients repeat it in every part
-        parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
-        return render_batch(
-            [
-                (content_id, await self._dispatch(http, path.removeprefix(prefix), query, body, admitted))
-                for content_id, http, path, query, body in parts
-            ]
-        )
+        answers = []
+        for name, http, path, query, body in parse_batch(request.headers.get("Content-Type", ""), await request.read()):
+            answers.append((name, await self._dispatch(http, path.removeprefix(prefix), query, body, admitted)))
+        return render_batch(answers)
 
 
 async def _json_body(request: web.Request) -> Any:
     text = await request.read()
-    if not text or request.method in ("GET", "DELETE"):
-        return None
+    return None if request.method in ("GET", "DELETE") else _parsed(text)
+
+
+def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text) if text.strip() else None
     except ValueError as error:
         raise ApiError(400, f"Invalid JSON payload received. {error}") from error
 
@@ -302,14 +296,9 @@ def _redact(body: Any) -> Any:
         return [_redact(item) for item in body]
     if not isinstance(body, dict):
         return body
-    shown = {}
-    for key, value in body.items():
-        if key == "metadata" and isinstance(value, dict):
-            shown[key] = {name: text if name == "ssh-keys" else "..." for name, text in value.items()}
-        elif key == "payload":  # value of a secret
-            shown[key] = "..."
-        else:
-            shown[key] = _redact(value)
+    shown = {key: "..." if key == "payload" else _redact(value) for key, value in body.items()}  # value of a secret
+    if isinstance(metadata := body.get("metadata"), dict):
+        shown["metadata"] = {name: text if name == "ssh-keys" else "..." for name, text in metadata.items()}
     return shown
 
 
@@ -342,11 +331,7 @@ def parse_batch(content_type: str, body: bytes) -> list[tuple[str, str, str, dic
         path, _, query = text[1].partition("?")
         if "://" in path:
             path = path.partition("://")[2].partition("/")[2]
-        try:
-            document = json.loads(content) if content.strip() else None
-        except ValueError as error:
-            raise ApiError(400, f"Invalid JSON payload received. {error}") from error
-        parts.append((item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), document))
+        parts.append((item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), _parsed(content)))
     return parts
 
 
