@@ -173,8 +173,7 @@ def _tokenizer() -> str:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": 256 + i, "content": token, **flags, "special": True} for i, token in enumerate(SPECIAL_TOKENS)]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    vocabulary = {letters[byte]: byte for byte in range(256)}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    model = {"type": "BPE", "vocab": {letters[byte]: byte for byte in range(256)}, "merges": []}
     return dumps({"version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model})
 
 

@@ -189,8 +189,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
             _create_adopted_pod(config, context)
         interruption = Interruption()
         if isinstance(config.cloud, LocalCloud) and not config.cloud.faults:
-            order = {"key": FAULT_KEY, "faults": [PREEMPTION]}
-            interruption = Interruption(partial(emulator.post, "faults", order))
+            interruption = Interruption(partial(emulator.post, "faults", {"key": FAULT_KEY, "faults": [PREEMPTION]}))
         yield Rehearsal(options, plan, context, emulator, folder, interruption)
     _wipe_cloud(folder)
 
@@ -227,9 +226,7 @@ def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
         return ({"kind": "ssh_refused", "seconds": 2}, {"kind": "http", "status": 503, "match": "GET .*nodes"})
     if config.program.kind == "trainer":
         return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.save_interval}/commit_success"},)
-    if config.code.stand_in:
-        return ({"kind": "preempted", "after_object": "/commit_success"},)
-    return ()
+    return ({"kind": "preempted", "after_object": "/commit_success"},) if config.code.stand_in else ()
 
 
 def _check_recipe(plan: Plan, objects: Sequence[str]) -> list[Check]:

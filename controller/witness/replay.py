@@ -157,8 +157,7 @@ class Replayer:
         # the emulated project is new: enable the APIs that the recorded one had before
         first = next((line for line in self._lines if line.method_id == "serviceusage.services.batchGet"), None)
         services = (first.answer or {}).get("services", []) if first and first.status == 200 else []
-        names = [one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"]
-        if names:
+        if names := [one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"]:
             body = dumps({"serviceIds": names[:20]}).encode()
             path = f"v1/projects/{self._cloud.project}/services:batchEnable"
             self._cloud.send("serviceusage", "POST", path, body, {"Content-Type": "application/json"})
