@@ -6,6 +6,7 @@ A stand-in has the syntax of what it replaces, so that a recording can be replay
 
 import base64
 import binascii
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -237,15 +238,9 @@ def _forms(text: str, depth: int = MAX_DEPTH) -> Iterator[str]:
 
 
 def _strings(data: Any) -> Iterator[str]:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield key
-            yield from _strings(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _strings(value)
-    elif isinstance(data, str):
-        yield data
+    if isinstance(data, dict | list):
+        for part in itertools.chain.from_iterable(data.items()) if isinstance(data, dict) else data:
+            yield from _strings(part)
     elif data is not None:
         yield str(data)
 

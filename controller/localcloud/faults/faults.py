@@ -99,17 +99,16 @@ class Faults:
         self._on_ssh_change()
 
     def on_object_finalized(self, name: str) -> None:
-        for fault_name, fault in self._untriggered():
-            wanted = fault["spec"]["after_object"]
-            if wanted is not None and wanted in name:
-                self._arm(fault_name, fault, time.time() + fault["spec"]["delay_seconds"])
+        self._trigger("after_object", lambda wanted, _: wanted in name)
 
     def on_request(self) -> None:
         """Trigger faults that wait for a number of requests to Google's APIs."""
         self._requests += 1
+        self._trigger("after_requests", lambda wanted, fault: self._requests - fault["begun"] > wanted)
+
+    def _trigger(self, key: str, has_come: Callable[[Any, Document], bool]) -> None:
         for name, fault in self._untriggered():
-            wanted = fault["spec"]["after_requests"]
-            if wanted is not None and self._requests - fault["begun"] > wanted:
+            if (wanted := fault["spec"][key]) is not None and has_come(wanted, fault):
                 self._arm(name, fault, time.time() + fault["spec"]["delay_seconds"])
 
     # Effects on requests, nodes and workers
@@ -198,12 +197,12 @@ class Faults:
                 raise refusal
 
     def freezes_ssh(self, worker: int) -> bool:
-        cut_off = any(fault["spec"]["client"] == "laptop" for _, fault in self._active("partition"))
+        cut_off = any(spec["client"] == "laptop" for spec in self.standing("partition"))
         return cut_off or self.affects(worker, "ssh_frozen")
 
     def affects(self, worker: int, kind: str) -> bool:
         """Return whether a lasting fault of this kind affects a worker at the moment."""
-        return any(fault["spec"]["worker"] in (None, worker) for _, fault in self._active(kind))
+        return any(spec["worker"] in (None, worker) for spec in self.standing(kind))
 
     # Bookkeeping and timers
 
