@@ -40,7 +40,7 @@ from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.http.discovery import MOUNTS, load_discovery
+from controller.localcloud.http.discovery import MOUNTS
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
 from controller.localcloud.iam import Judge, Policies, Tokens
@@ -121,7 +121,6 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     )
     server = Server(
         store=store,
-        discovery=load_discovery(),
         handlers={key: handler for service in services for key, handler in service.handlers().items()},
         media=MediaTransfers(store, objects, blobs),
         metadata=MetadataServer(**shared, tokens=tokens, judge=judge),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.parser import BytesParser
 from typing import Any, NoReturn
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 
@@ -25,7 +25,7 @@ from controller.localcloud.apis.projects import EnabledApis
 from controller.localcloud.faults.faults import BrokenConnection, Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import ApiCall, Handlers, select_fields, without_secrets
-from controller.localcloud.http.discovery import Discovery, Method, Validation
+from controller.localcloud.http.discovery import Method, Validation, load_discovery
 from controller.localcloud.http.errors import ApiError, internal_error, unauthenticated
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.iam import LAPTOP, Judge, Judgement, Tokens, are_equal
@@ -95,7 +95,6 @@ class Server:
     """Answers every request. `last_request` is the time of the latest API request."""
 
     store: Store
-    discovery: Discovery
     handlers: Handlers
     media: MediaTransfers
     metadata: MetadataServer
@@ -110,9 +109,7 @@ class Server:
     last_request: float = field(default_factory=time.monotonic)
     peers: deque[Client] = field(default_factory=lambda: deque(maxlen=16))
     """Where the laptop's latest requests came from, newest last."""
-
-    def __post_init__(self) -> None:
-        self._validation = Validation(self.discovery)
+    _validation: Validation = field(default_factory=lambda: Validation(load_discovery()))
 
     def application(self) -> web.Application:
         """Return an application with a single route: the discovery documents do the routing."""
@@ -183,7 +180,7 @@ class Server:
             met = self.faults.intercept(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
             if request is not None and met and met.phase != "answer":
                 await self._break_connection(request, met)
-            found = self.discovery.match(http, path)
+            found = load_discovery().match(http, path)
             if found is None:
                 raise ApiError(404, f"No such method: {http} /{path}")
             method, parameters = found
@@ -327,11 +324,9 @@ def parse_batch(content_type: str, body: bytes) -> list[tuple[str, str, str, dic
         text = head.decode().partition("\n")[0].split()
         if len(text) < 2:
             raise ApiError(400, "A part of a batch starts with METHOD PATH")
-        # Google's clients send a path; some send the whole URL.
-        path, _, query = text[1].partition("?")
-        if "://" in path:
-            path = path.partition("://")[2].partition("/")[2]
-        parts.append((item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), _parsed(content)))
+        url = urlsplit(text[1])  # Google's clients send a path; some send the whole URL
+        called = (text[0], url.path.lstrip("/"), dict(parse_qsl(url.query)), _parsed(content))
+        parts.append((item.get("Content-ID", ""), *called))
     return parts
 
 
