@@ -81,6 +81,7 @@ FirewallRule = Mapping[str, Any]
 
 LAPTOP_RANGE = "127.0.0.1/32"
 IAP_RANGE = "35.235.240.0/20"  # source range of the Identity-Aware Proxy
+_TCP = ("tcp", "6", "all")
 ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick their own ports
 
 
@@ -103,14 +104,10 @@ def allows_tcp(rules: Iterable[FirewallRule], *, source: str, ports: tuple[int, 
 
 
 def _matches_source(rule: FirewallRule, source: str, tags: frozenset[str]) -> bool:
-    wanted = ipaddress.ip_network(source)
-    for text in rule.get("sourceRanges", ()):
-        allowed = ipaddress.ip_network(text, strict=False)
-        if isinstance(allowed, ipaddress.IPv4Network) and isinstance(wanted, ipaddress.IPv4Network):
-            if wanted.subnet_of(allowed):
-                return True
-            if "denied" in rule and wanted.overlaps(allowed):
-                return True
+    wanted = ipaddress.IPv4Network(source)
+    ranges = [ipaddress.IPv4Network(text, strict=False) for text in rule.get("sourceRanges", ()) if ":" not in text]
+    if any(map(wanted.overlaps if "denied" in rule else wanted.subnet_of, ranges)):
+        return True
     # Peers of one node carry the same tags; the laptop carries none.
     return source != LAPTOP_RANGE and not tags.isdisjoint(rule.get("sourceTags", ()))
 
@@ -118,16 +115,11 @@ def _matches_source(rule: FirewallRule, source: str, tags: frozenset[str]) -> bo
 def _allows_ports(rule: FirewallRule, ports: tuple[int, int]) -> bool:
     first, last = ports
     denies = "denied" in rule
-    for entry in rule.get("denied" if denies else "allowed", ()):
-        if entry["IPProtocol"].lower() not in ("tcp", "6", "all"):
-            continue
-        for text in entry.get("ports") or ["0-65535"]:
-            low, _, high = text.partition("-")
-            start, end = int(low), int(high or low)
-            # A denial of any requested port applies; an allow rule must cover all of them.
-            if (start <= last and first <= end) if denies else (start <= first and last <= end):
-                return True
-    return False
+    entries = [one for one in rule.get("denied" if denies else "allowed", ()) if one["IPProtocol"].lower() in _TCP]
+    texts = [text.partition("-") for entry in entries for text in entry.get("ports") or ["0-65535"]]
+    named = [(int(low), int(high or low)) for low, _, high in texts]
+    # A denial of any requested port applies; an allow rule must cover all of them.
+    return any((start <= last and first <= end) if denies else (start <= first and last <= end) for start, end in named)
 
 
 def subnetwork_path(region: str, name: str) -> str:
