@@ -45,13 +45,12 @@ def optimizer() -> Adamw:
 def trained(sizes: tuple[int, ...], state: Any, updates: int) -> tuple[Any, list[float]]:
     """Return the state after some updates on a mesh, and their losses. state: None is the fixture's weights."""
     mesh, losses = make_mesh(*sizes), []
+    here = params_of(FAMILY)  # made outside the mesh, since all tests share it
     with jax.set_mesh(mesh):
         if state is None:
             shardings = train_step.state_shardings(CFG, optimizer(), mesh)
             start = jax.jit(lambda p: train_step.new_state(p, CFG, optimizer()), out_shardings=shardings)
-            state = start(
-                jax.device_put(jax.tree.map(np.asarray, params_of(FAMILY)), weights.param_shardings(CFG, mesh))
-            )
+            state = start(jax.device_put(here, weights.param_shardings(CFG, mesh)))
         update = train_step.build_update(lm.loss(CFG), CFG, optimizer(), mesh)
         for _ in range(updates):
             rows = jax.device_put(batch_of(4), jax.NamedSharding(mesh, jax.P(BATCH)))
