@@ -13,7 +13,6 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import conf
-from conf.schema.base import successors
 from conf.schema.config import Config
 from conf.schema.forms import PLAIN, escape_line, expected, near_choices, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
@@ -92,7 +91,7 @@ def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProble
             continue
         if error["type"] == "missing" and not path[-1].isdigit():
             missing.setdefault(tuple(path[:-1]), []).append(path[-1])
-        elif error["type"] == "extra_forbidden" and _is_of_another_kind(path, error["input"]):
+        elif error["type"] == "extra_forbidden" and path[-1] in sibling_keys(path):
             of_others.setdefault(tuple(path[:-1]), []).append(path[-1])
         else:
             problem = _problem(raw, path, error)
@@ -281,10 +280,6 @@ def _mended(raw: Any, path: list[str]) -> Any:
     ):
         return ",".join(map(str, raw))
     return next((made for each in types_at((*path,)) if (made := repaired(each, raw)) is not None), None)
-
-
-def _is_of_another_kind(path: list[str], given: Any) -> bool:
-    return path[-1] in sibling_keys(path) and not successors(path, given)
 
 
 def _other_kind(raw: dict[str, Any], section: tuple[str, ...], names: list[str]) -> ConfigProblem:

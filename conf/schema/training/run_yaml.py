@@ -7,7 +7,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from conf.formats import format_problem
-from conf.schema.base import Strict, successors
+from conf.schema.base import Strict
 from conf.schema.training.data import Data
 from conf.schema.training.loop import GrpoLoop, Loop
 from conf.schema.training.model import AnyModel, Model
@@ -113,7 +113,6 @@ def _parse_message(key: str, error: Any) -> str:
     if error["type"] == "missing":
         return "missing"
     if error["type"] == "extra_forbidden":
-        renamed = ", ".join(successors(key.split("."), error["input"]))
-        return f"unknown key{f'; renamed to {renamed}' if renamed else ''}"
+        return "unknown key"
     message = error["msg"].removeprefix("Value error, ")
     return message if isinstance(error["input"], dict) else f"{message} (got {error['input']!r})"
