@@ -285,12 +285,9 @@ def base_cure(section: str, file: OwnFile) -> str:
 
 def _near_key(name: str, form: str) -> str:
     """Return which key is meant by an unknown one, in a form; empty if none is near."""
-    from conf.schema.base import successors
     from conf.schema.unknown_keys import sibling_keys
 
     path = name.split(".")
-    if renamed := successors(path):
-        return f"; renamed to {', '.join(renamed)}"
     near = difflib.get_close_matches(path[-1], sibling_keys(path), n=1, cutoff=0.65)
     meant = ".".join([*path[:-1], *near]) if near else next(iter(keys_called(path[-1])), "")
     return form.format(meant) if meant and meant != name else ""
