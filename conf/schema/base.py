@@ -1,4 +1,4 @@
-"""What all sections of the config build on: their base class, volatile keys, uneven batches."""
+"""What all sections of the config build on: their base class, volatile keys, uneven batches, places of errors."""
 
 import re
 from pathlib import Path
@@ -88,3 +88,19 @@ def nearest_multiples(number: int, of: int) -> list[int]:
     """Return the multiples of `of` on either side of a number that is not one."""
     below = number // of * of
     return [n for n in (below, below + of) if n]
+
+
+def key_path(raw: dict[str, Any], error: Any) -> list[str]:
+    """Return the dotted key of an error without pydantic's tags of unions, which are no keys of the data."""
+    path: list[str] = []
+    at: Any = raw
+    loc = error["loc"][:-1] if error["loc"][-1] == "[key]" else error["loc"]
+    for number, part in enumerate(loc):
+        is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
+        is_absent = number == len(loc) - 1 and error["type"] == "missing"
+        if not is_key and not is_absent:
+            continue
+        path.append(str(part))
+        inside = isinstance(at, dict) or (is_key and part < len(at))  # pyright: ignore[reportOperatorIssue]
+        at = at[part] if is_key and inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return path

@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import conf
+from conf.schema.base import key_path
 from conf.schema.config import Config
 from conf.schema.forms import PLAIN, escape_line, expected, near_choices, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
@@ -355,19 +356,3 @@ def _choice(given: str, choices: Sequence[str]) -> str:
     near = near_choices(given.lower(), choices)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{escape_line(repr(given))}; {hint}choices: {', '.join(choices)}"
-
-
-def key_path(raw: dict[str, Any], error: Any) -> list[str]:
-    """Return the dotted key of an error without pydantic's tags of unions, which are no keys of the data."""
-    path: list[str] = []
-    at: Any = raw
-    loc = error["loc"][:-1] if error["loc"][-1] == "[key]" else error["loc"]
-    for number, part in enumerate(loc):
-        is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
-        is_absent = number == len(loc) - 1 and error["type"] == "missing"
-        if not is_key and not is_absent:
-            continue
-        path.append(str(part))
-        inside = isinstance(at, dict) or (is_key and part < len(at))  # pyright: ignore[reportOperatorIssue]
-        at = at[part] if is_key and inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
-    return path
