@@ -233,6 +233,8 @@ def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     if None not in (count, other) and count != other:
         raise unsupported("num_local_experts", other, f"num_experts is {count}")
     count = fields["num_experts"] if count is other else count if other is None else other
+    if 1 < count < fields["num_experts_per_tok"]:
+        raise unsupported("num_experts_per_tok", fields["num_experts_per_tok"], f"num_experts is {count}")
     kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields["norm_topk_prob"]}
     return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
 
