@@ -84,7 +84,9 @@ SIZES = (
 )
 
 
-@pytest.mark.parametrize("name", ["phi4_mini", "gemma4_e2b", "qwen3_30b_a3b", *wide(*SIZES, "gemma1_2b")])
+@pytest.mark.parametrize(
+    "name", ["phi4_mini", "gemma4_e2b", "qwen3_30b_a3b", "gpt_oss_20b", *wide(*SIZES, "gemma1_2b")]
+)
 def test_operations_of_an_update_of_a_newer_family_are_those_of_its_matrices(lm_run, name):
     """Six per weight and token, of logits eight, since those are computed again, and of attention twelve per pair."""
     rows, length = 8, 256
