@@ -233,14 +233,17 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
 
 def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of experts; of Qwen, transformers 5 writes their number under a name of its own."""
-    kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields.get("norm_topk_prob", True)}
-    if "num_experts" not in fields:
-        return {"experts": {"count": fields["num_local_experts"], **kept}}
-    count, other = (given.get(name) for name in ("num_experts", "num_local_experts"))
+    name = "num_experts" if "num_experts" in fields else "num_local_experts"
+    count, other = given.get(name), given.get("num_local_experts")
     if None not in (count, other) and count != other:
         raise unsupported("num_local_experts", other, f"num_experts is {count}")
-    count = fields["num_experts"] if count is other else count if other is None else other
-    return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
+    count = fields[name] if count is other else count if other is None else other
+    per_token = fields["num_experts_per_tok"]
+    if 1 < count < per_token:
+        raise unsupported("num_experts_per_tok", per_token, f"{name} is {count}")
+    kept = {"per_token": per_token, "norm_topk_prob": fields.get("norm_topk_prob", True)}
+    width = fields.get("moe_intermediate_size", fields["intermediate_size"])
+    return {"mlp_dim": width, "experts": {"count": count, **kept}}
 
 
 def _biases(fields: Mapping[str, Any]) -> str:

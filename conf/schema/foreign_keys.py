@@ -68,6 +68,7 @@ FOREIGN = {
     **dict.fromkeys(("dp", "data_parallel", "replicas"), "mesh.data"),
     **dict.fromkeys(("tp", "model", "model_parallel", "tensor_parallel", "tensor_parallel_size"), "mesh.tensor"),
     **dict.fromkeys(("fsdp_size", "zero"), "mesh.fsdp"),
+    **dict.fromkeys(("ep", "expert_parallel", "expert_parallel_size", "expert_model_parallel_size"), "mesh.expert"),
     **dict.fromkeys(("max_cost", "max_dollars", "cost_limit"), "budget.max_usd"),
     **dict.fromkeys(("time_limit", "max_duration", "timeout", "walltime"), "budget.max_hours"),
     **dict.fromkeys(("num_trials", "n_trials"), "sweep.search.trials"),

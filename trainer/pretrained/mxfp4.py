@@ -11,15 +11,14 @@ import numpy as np
 PARTS = ("_blocks", "_scales")
 """Ends of the names of the two tensors that are one weight."""
 BLOCK_BYTES = 16
-FLOATS = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+FLOATS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three of four bits; the highest is the sign."""
 
 
 @cache
 def _pairs() -> np.ndarray:
     """Return the two bfloat16 of each scale and byte, as uint32 [scale * 256 + byte]; a byte's low bits are first."""
-    floats = np.float32([*FLOATS, *(-x for x in FLOATS)])
-    floats[8] = -0.0
+    floats = np.array([*FLOATS, *(-x for x in FLOATS)], np.float32)
     pairs = np.stack([np.tile(floats, 16), np.repeat(floats, 16)], axis=1)
     powers = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))  # the last is no number
     with np.errstate(over="ignore"):
