@@ -237,7 +237,7 @@ def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     count, other = given.get(name), given.get("num_local_experts")
     if None not in (count, other) and count != other:
         raise unsupported("num_local_experts", other, f"num_experts is {count}")
-    count = fields[name] if count is other else count if other is None else other
+    count = next(value for value in (count, other, fields[name]) if value is not None)
     per_token = fields["num_experts_per_tok"]
     if 1 < count < per_token:
         raise unsupported("num_experts_per_tok", per_token, f"{name} is {count}")

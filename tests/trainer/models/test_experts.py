@@ -27,6 +27,7 @@ from controller.run.estimate import token_flops
 from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
+from tests.trainer.lives import train
 from tests.trainer.models.reference_models import described, expected_of, params_of
 from trainer.fit.remat import remat_candidates
 from trainer.losses import lm
@@ -34,7 +35,7 @@ from trainer.models import decoder, experts, weights
 from trainer.models.decoder_weights import weight_table
 from trainer.optimizer import muon
 from trainer.optimizer.rules import matrix_views, update_rules
-from trainer.pretrained import hf_families, hf_files
+from trainer.pretrained import hf_families, hf_files, run_weights
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 from trainer.step import train_step
 from trainer.telemetry.throughput import model_flops
@@ -355,3 +356,22 @@ def test_a_bias_of_experts_has_a_gradient_in_float32():
     x, bias = jnp.ones((1000, 3), jnp.bfloat16), jnp.zeros((4, 3))
     gradient = jax.grad(lambda bias: experts._plus_bias(x, bias, of_row).astype(jnp.float32).sum())(bias)
     np.testing.assert_array_equal(gradient, np.float32([[500] * 3, [500] * 3, [0] * 3, [0] * 3]))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("loop", ["lm", "grpo"])
+def test_runs_train_sinks_and_experts_with_biases(loop, request, tmp_path):
+    """grpo: three supervised updates, rollouts with a window shorter than a prompt, and updates on shared prompts."""
+    raw = request.getfixturevalue(f"{loop}_run")
+    own = {"dim": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 32, "sliding_window": 8}
+    own |= {"num_layers": 2, "vocab_size": raw["model"]["vocab_size"], "max_seq_len": 64, "activation_dtype": "float32"}
+    model = load_group("model/gpt_oss_20b") | own | {"experts": {"count": 4, "per_token": 2, "norm_topk_prob": True}}
+    lines = train(raw | {"model": model}, tmp_path)
+    assert {line["phase"] for line in lines} >= ({"grpo", "warm_start"} if loop == "grpo" else {"train"})
+    assert all(np.isfinite(line["loss"]) for line in lines if line.get("loss") is not None)
+    end = RunFile.model_validate(raw | {"model": model})
+    step = max(int(folder.name) for folder in (Path(end.dir) / "checkpoints").iterdir() if folder.name.isdigit())
+    cfg = end.decoder
+    layers = run_weights.read_params(epath.Path(end.dir) / "checkpoints" / str(step), cfg)["layers"]
+    for name in ("sink_logits", "router_bias", "expert_gate_bias", "expert_up_bias", "expert_down_bias"):
+        assert np.abs(np.asarray(layers[name])).max() > 0, name
