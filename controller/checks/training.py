@@ -240,15 +240,28 @@ def metrics_are_logged(config: Config) -> Iterator[Issue]:
         yield Issue(f"the run has {total} updates, so only the last one is logged; lower it to see a curve")
 
 
-@check("high_lr", "warning", "optimizer.lr")
-def learning_rates_are_moderate(config: Config) -> Iterator[Issue]:
+USUAL = {
+    "optimizer.lr": (0.99, "1e-6 to 0.1; is a minus missing, as in 3e-4?"),
+    "optimizer.weight_decay": (1, "0 to 1"),
+    "loop.temperature": (2, "0.5 to 1.5"),
+    "loop.kl_coef": (1, "0 to 0.1"),
+}
+"""By key, the highest value that may be meant, and what is usual."""
+
+
+@check("unusual", "warning", *USUAL)
+def values_are_usual(config: Config) -> Iterator[Issue]:
     """A lost minus makes 3e4 of 3e-4."""
     optimizer = config.optimizer
-    if config.program.kind != "trainer" or optimizer is None or optimizer.kind == "custom":  # Prodigy's, say, is 1
-        return
-    points = optimizer.schedule.points if optimizer.schedule.kind == "piecewise" else ()
-    if (lr := optimizer.lr * max((share for _, share in points), default=1.0)) >= 1:
-        yield Issue(f"{lr:g} is a very high learning rate; is a minus missing, as in 3e-4?")
+    for key, (most, usual) in USUAL.items() if config.program.kind == "trainer" else ():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name, None)
+        if value is None or (section == "optimizer" and optimizer and optimizer.kind == "custom"):  # Prodigy's lr is 1
+            continue
+        if name == "lr" and optimizer and optimizer.schedule.kind == "piecewise":
+            value *= max(share for _, share in optimizer.schedule.points)
+        if value > most:
+            yield Issue(f"{value:g} is very high; usual are {usual}", key)
 
 
 @check("random_weights", "warning", "model.weights")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from conf.reference import OrReference
-from conf.schema.base import LocalPath, Separator, Strict, UnevenError, nearest_multiples
+from conf.schema.base import LATER, LocalPath, Separator, Strict, UnevenError, nearest_multiples
 from conf.schema.topology import UnknownTypeError, known_type
 from conf.schema.training.settings import EVALUATIONS_HELP, Evaluations, Mesh, check_intervals
 
@@ -35,26 +35,26 @@ class Sampling(Strict):
         gt=0, le=1, description="Sample from the likeliest tokens with this total probability. null: all."
     )
     # run.yaml of runs before 2026-11-30 has none of the next six
-    min_p: float | None = Field(
+    min_p: Annotated[float | None, LATER] = Field(
         default=None, gt=0, lt=1, description="Sample from tokens with this share of the likeliest one's probability."
     )
-    repetition_penalty: float = Field(
+    repetition_penalty: Annotated[float, LATER] = Field(
         default=1.0,
         ge=0.01,
         le=100,
         description="Divide positive and multiply negative logits of the prompt's and the response's tokens by this "
         "(https://arxiv.org/abs/1909.05858).",
     )
-    presence_penalty: float = Field(
+    presence_penalty: Annotated[float, LATER] = Field(
         default=0.0, ge=-2, le=2, description="Subtracted from the logits of the response's tokens."
     )
-    frequency_penalty: float = Field(
+    frequency_penalty: Annotated[float, LATER] = Field(
         default=0.0, ge=-2, le=2, description="The same, times how often the response has the token."
     )
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], LATER] = Field(
         default={}, description="Added to the logits of token IDs; -100 excludes one in practice."
     )
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], LATER] = Field(
         default=(), description="Token IDs that end a response, besides `stop`."
     )
     stop: tuple[Separator, ...] = Field(

@@ -20,7 +20,16 @@ MAHA = "model.attention_form=maha"
     ("overrides", "said"),
     [
         ([*LM, "logging.log_interval=10000"], "log_interval: warning logging.log_interval: the run has "),
-        ([*LM, "optimizer.lr=1"], "high_lr: warning optimizer.lr: 1 is a very high learning rate; is a minus missing"),
+        (
+            [*LM, "optimizer.lr=1"],
+            "unusual: warning optimizer.lr: 1 is very high; usual are 1e-6 to 0.1; is a minus",
+        ),
+        (
+            [*LM, "optimizer.weight_decay=10"],
+            "unusual: warning optimizer.weight_decay: 10 is very high; usual are 0 to",
+        ),
+        ([*GRPO, "loop.temperature=100"], "unusual: warning loop.temperature: 100 is very high; usual are 0.5 to 1.5"),
+        ([*GRPO, "loop.kl_coef=4"], "unusual: warning loop.kl_coef: 4 is very high; usual are 0 to 0.1"),
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.num_heads: "),
         (
             [*MOE, "mesh.expert=16"],
@@ -280,7 +289,7 @@ def test_what_reads_no_reward_may_have_none(loss: str) -> None:
     ],
 )
 def test_keys_that_are_read_or_never_asked_for_are_not_commented_on(overrides: list[str]) -> None:
-    assert not [line for line in words(*overrides) if line.startswith(("unread", "refused", "log_i", "high_lr"))]
+    assert not [line for line in words(*overrides) if line.startswith(("unread", "refused", "log_i", "unusual"))]
 
 
 def with_schedule(found: Config, schedule: Schedule) -> Config:
