@@ -25,6 +25,7 @@ CLASSES = {
     "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
     "mistral": "Mistral", "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3",
     "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
+    "gpt_oss": "GptOss",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {
@@ -47,7 +48,7 @@ WITH_IMAGES = {
     "gemma3": "gemma3_text", "mistral3": "ministral3", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
 }  # fmt: skip
 """Models with a vision tower, and what their `text_config` must be."""
-PERIODS = {"gemma2": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
+PERIODS = {"gemma2": 2, "gpt_oss": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
 """Every how many layers one is global, where layer_types does not say it."""
 BY_LAYER_TYPE = ("gemma3_text", "olmo3", *GEMMA4_TEXT)
 """Families whose rope_parameters have an entry per layer type."""
@@ -71,9 +72,12 @@ GPT2_NAMES = {
     "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
 }  # fmt: skip
 
-EXPERTS_NAMES = THEIR_NAMES | {
-    "mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok",
-}  # fmt: skip
+NAMES = {
+    "gpt2": GPT2_NAMES,
+    "qwen3_moe": THEIR_NAMES
+    | {"mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok"},
+    "gpt_oss": THEIR_NAMES | {"count": "num_local_experts", "per_token": "num_experts_per_tok"},
+}
 
 
 def without_unknown_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +114,7 @@ def model_from_config(config: Any, **compute: Any) -> Model:
         return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
     except ValidationError as error:
         found = error.errors()[0]
-        names = GPT2_NAMES if kind == "gpt2" else EXPERTS_NAMES if "experts" in described else THEIR_NAMES
+        names = NAMES.get(kind, THEIR_NAMES)
         key = ".".join(names.get(str(part), str(part)) for part in found["loc"] if part != "experts") or "model"
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
@@ -228,19 +232,22 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
 
 
 def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of experts; transformers 5 writes their number under a name of its own."""
-    count, other = (given.get(name) for name in ("num_experts", "num_local_experts"))
+    """Return the keys of experts; of Qwen, transformers 5 writes their number under a name of its own."""
+    name = "num_experts" if "num_experts" in fields else "num_local_experts"
+    count, other = given.get(name), given.get("num_local_experts")
     if None not in (count, other) and count != other:
         raise unsupported("num_local_experts", other, f"num_experts is {count}")
-    count = fields["num_experts"] if count is other else count if other is None else other
-    if 1 < count < fields["num_experts_per_tok"]:
-        raise unsupported("num_experts_per_tok", fields["num_experts_per_tok"], f"num_experts is {count}")
-    kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields["norm_topk_prob"]}
-    return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
+    count = next(value for value in (count, other, fields[name]) if value is not None)
+    per_token = fields["num_experts_per_tok"]
+    if 1 < count < per_token:
+        raise unsupported("num_experts_per_tok", per_token, f"{name} is {count}")
+    kept = {"per_token": per_token, "norm_topk_prob": fields.get("norm_topk_prob", True)}
+    width = fields.get("moe_intermediate_size", fields["intermediate_size"])
+    return {"mlp_dim": width, "experts": {"count": count, **kept}}
 
 
 def _biases(fields: Mapping[str, Any]) -> str:
-    attention, mlp = fields.get("attention_bias", False), fields.get("mlp_bias", False)
+    attention, mlp = fields.get("attention_bias", False), fields.get("mlp_bias", "swiglu_limit" in fields)
     return ("all" if mlp else "attention") if attention else "mlp" if mlp else "none"
 
 
@@ -293,7 +300,8 @@ def _rotated(fields: Mapping[str, Any]) -> list[bool]:
 
 def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
-    new, scaling = fields["rope_parameters"] or {}, fields["rope_scaling"]
+    new = fields["rope_parameters"] or {}
+    scaling = given.get("rope_scaling") if new else fields["rope_scaling"]
     if fields["rope_parameters"] is None:
         new = DEFAULT_ROTATIONS.get(kind, {})
     nested = bool(new.keys() & LAYER_TYPES.keys())

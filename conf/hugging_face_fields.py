@@ -7,9 +7,11 @@ every field that a version since 2.0 wrote is known; `tests/conf/test_hugging_fa
 
 from collections.abc import Mapping
 from types import NoneType
+from typing import Any
 
-from conf.hugging_face_base import BASE, ROTARY, fixed, ignored, read
+from conf.hugging_face_base import BASE, ROTARY, UNQUANTIZED, fixed, ignored, read
 from conf.hugging_face_gemma4 import GEMMA4, GEMMA4_UNIFIED, GEMMA4_WITH_IMAGES
+from conf.hugging_face_rotation import GPT_OSS_ROTATION
 
 LLAMA = ROTARY | {
     "vocab_size": read(32000),
@@ -184,6 +186,40 @@ QWEN3_MOE = {name: field for name, field in QWEN3.items() if name != "layer_type
     **ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
 }
 
+MXFP4: dict[str, Any] = {"quant_method": "mxfp4"}
+KEPT_WIDE = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+"""What OpenAI's files have as it is."""
+
+GPT_OSS = ROTARY | {
+    "vocab_size": read(201_088),
+    "hidden_size": read(2880),
+    "intermediate_size": read(2880),  # of an expert
+    "num_hidden_layers": read(36),
+    "num_attention_heads": read(64),
+    "num_key_value_heads": read(8),
+    "head_dim": read(64),
+    "hidden_act": fixed("silu", "the decoder's gate is a sigmoid's product"),
+    "max_position_embeddings": read(131_072),
+    "rms_norm_eps": read(1e-5),
+    "rope_theta": read(150_000.0, float | None),
+    "rope_scaling": read(GPT_OSS_ROTATION, Mapping | NoneType),
+    "attention_bias": read(True),
+    "sliding_window": read(128, int | None),
+    "layer_types": read(None, list | None),
+    "num_local_experts": read(128),
+    "num_experts_per_tok": read(4),
+    "swiglu_alpha": fixed(1.702, "the decoder has this one"),
+    "swiglu_limit": fixed(7.0, "the decoder has this one"),
+    "quantization_config": fixed(
+        None,
+        f"only mxfp4 of experts is read; {UNQUANTIZED}",
+        *(MXFP4, MXFP4 | {"modules_to_not_convert": None}, MXFP4 | {"modules_to_not_convert": KEPT_WIDE}),
+    ),
+    **ignored("num_experts_per_tok says it", experts_per_token=4),
+    **ignored("rope_scaling says it", initial_context_length=4096),
+    **ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
+}
+
 GEMMA2 = ROTARY | {
     "vocab_size": read(256000),
     "hidden_size": read(2304),
@@ -284,6 +320,7 @@ FIELDS = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "gpt_oss": GPT_OSS,
     "gpt2": GPT2,
     "mistral": MISTRAL,
     "ministral": MINISTRAL,

@@ -156,7 +156,7 @@ def _layer_weights(model: Model, kind: LayerKind, *, per_token: bool) -> int:
     size = sized(model, kind)
     keys = 0 if kind.shares else size.num_kv_heads * (2 if has_own_values(model, kind) else 1)
     attention = size.dim * size.head_dim * (2 * size.num_heads + keys)
-    feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * size.mlp_dim
+    feed_forward = (3 if model.is_gated else 2) * model.dim * size.mlp_dim
     if model.experts is not None:
         taken = model.experts.per_token if per_token else model.experts.count
         feed_forward = taken * feed_forward + model.dim * model.experts.count

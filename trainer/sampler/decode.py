@@ -104,12 +104,14 @@ def prefill(cfg: Model, drawn_from: Distribution, copy: Params, tokens: jax.Arra
     values: list[jax.Array] = []
     axes = places_axes()
 
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
+    def attend(
+        query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, sinks: jax.Array | None
+    ) -> jax.Array:
         used.append((key, value))
         if len(keys) < caches.num_rings(cfg):
             keys.append(jnp.moveaxis(key, 1, axes[0]))
             values.append(jnp.moveaxis(value, 1, axes[1]))
-        return attention.self_attention(query, key, value, None, window, cfg)
+        return attention.self_attention(query, key, value, None, window, cfg, sinks)
 
     first = x = decoder.embed(copy, cfg, tokens, positions)
     own_input = per_layer.layer_input(copy, cfg, tokens)
@@ -252,11 +254,17 @@ def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tu
         kind, source = layer_kind(cfg, i), source_layer(cfg, i)
 
         def attend(
-            query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i, source: int = source
+            query: jax.Array,
+            key: jax.Array,
+            value: jax.Array,
+            window: int | None,
+            sinks: jax.Array | None,
+            i: int = i,
+            source: int = source,
         ) -> jax.Array:
             if source == i:
                 rings[i] = caches.written(rings[i], key, value, slots.step)
-            return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg)
+            return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg, sinks)
 
         shared = rings[source] if kind.shares else None
         x = decoder.decoder_layer(x, first, weights, cfg, positions, kind, attend, shared=shared, own_input=own_input)

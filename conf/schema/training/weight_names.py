@@ -34,8 +34,8 @@ def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
 
 def adapted_matrices(cfg: Model) -> dict[str, str]:
     """Return the matrices that may have an adapter, by their path."""
-    gated, blocks = cfg.mlp in ("geglu", "swiglu"), ("gate", "up", "down")
-    names = [name for name in INPUT_AXES if name not in blocks or (cfg.experts is None and (name != "gate" or gated))]
+    blocks = ("gate", "up", "down") if cfg.experts is not None else () if cfg.is_gated else ("gate",)
+    names = [name for name in INPUT_AXES if name not in blocks]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
     stacks = (stack for name in names for stack in stack_names(cfg, name))
     return {f"layers.{stack}": stack for stack in stacks} | outside
@@ -82,6 +82,8 @@ def _of_attention(cfg: Model) -> Iterator[str]:
         yield name
         if cfg.biases in ("attention", "all") or (cfg.biases == "qkv" and name != "output"):
             yield f"{name}_bias"
+    if cfg.attention_sinks:
+        yield "sink_logits"
     if cfg.qk_norm != "none":
         yield from (*_of_norm(cfg, "query_norm"), *_of_norm(cfg, "key_norm"))
     if cfg.post_norms:
@@ -96,7 +98,7 @@ def _of_maha(cfg: Model) -> Iterator[str]:
 
 
 def _of_mlp(cfg: Model) -> Iterator[str]:
-    matrices = ("gate", "up", "down") if cfg.mlp in ("geglu", "swiglu") else ("up", "down")
+    matrices = ("gate", "up", "down") if cfg.is_gated else ("up", "down")
     matrices = matrices if cfg.experts is None else ("router", "expert_gate", "expert_up", "expert_down")
     yield from _of_norm(cfg, "mlp_norm") if cfg.pre_norms else ()
     yield from matrices
