@@ -194,7 +194,7 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         is_switch = given in ("true", "false", "yes", "no")
         if first and isinstance(given, str) and not is_switch and not _still_wrong(raw, whole, {first: given}):
             word = override([*path, first], given)
-            meant = f"did you mean {word.strip(chr(39)) if PLAIN.fullmatch(given) else word}"
+            meant = f"did you mean {word.strip(chr(39)) if PLAIN.fullmatch(str(given)) else word}"
         same = [name for name in Config.model_fields if models[0] in types_at((name,)) and name != key]
         if same and Path(conf.__file__).with_name(same[0]).joinpath(f"{given}.yaml").is_file():
             meant = f"did you mean {same[0]}@{key}={given}"
