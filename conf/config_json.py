@@ -29,6 +29,7 @@ CLASSES = {
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {
     "gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2", **dict.fromkeys(GEMMA4_TEXT, "gemma4"),
+    "qwen3_5_text": "qwen3_5",
 }  # fmt: skip
 """Maps model_type of config.json to our family."""
 ARCHITECTURES = {
@@ -39,12 +40,15 @@ ARCHITECTURES = {
     "gemma4": ("Gemma4ForConditionalGeneration", "Gemma4Model"),
     "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedTextModel"),
     "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "Gemma4UnifiedModel"),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Model"),
     "mistral3": ("Mistral3ForConditionalGeneration", "Mistral3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
 }
 """Classes whose weights are a decoder's."""
 WITH_IMAGES = {
     "gemma3": "gemma3_text", "mistral3": "ministral3", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
+    "qwen3_5": "qwen3_5_text",
 }  # fmt: skip
 """Models with a vision tower, and what their `text_config` must be."""
 PERIODS = {"gemma2": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
@@ -55,6 +59,14 @@ OLMO3_THETA = 500_000.0
 """What transformers 5 takes for local layers where only rope_theta is set."""
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
+OTHER_TYPES = {"qwen3_5_text": {"linear_attention": "D", "full_attention": "G"}}
+"""Letters of layer_types, and those of a family whose other layers have no window."""
+DELTA_NET = {
+    "num_key_heads": "linear_num_key_heads", "num_value_heads": "linear_num_value_heads",
+    "key_head_dim": "linear_key_head_dim", "value_head_dim": "linear_value_head_dim",
+    "conv_kernel_dim": "linear_conv_kernel_dim",
+}  # fmt: skip
+"""The keys of `Model.delta_net` and their fields."""
 THEIR_NAMES = {
     "num_layers": "num_hidden_layers",
     "dim": "hidden_size",
@@ -65,7 +77,7 @@ THEIR_NAMES = {
     "norm_eps": "rms_norm_eps",
     "attn_logit_softcap": "attn_logit_softcapping",
     "final_logit_softcap": "final_logit_softcapping",
-}
+} | DELTA_NET
 GPT2_NAMES = {
     "num_layers": "n_layer", "dim": "n_embd", "num_heads": "n_head", "num_kv_heads": "n_head", "mlp_dim": "n_inner",
     "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
@@ -111,7 +123,8 @@ def model_from_config(config: Any, **compute: Any) -> Model:
     except ValidationError as error:
         found = error.errors()[0]
         names = GPT2_NAMES if kind == "gpt2" else EXPERTS_NAMES if "experts" in described else THEIR_NAMES
-        key = ".".join(names.get(str(part), str(part)) for part in found["loc"] if part != "experts") or "model"
+        parts = (names.get(str(part), str(part)) for part in found["loc"] if part not in ("experts", "delta_net"))
+        key = ".".join(parts) or "model"
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
@@ -207,8 +220,10 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
         "attention_pattern": "G",
         **_rope(fields, given, kind),
     }
-    if (found := FIELDS[kind].get("sliding_window")) is not None and found.use == "read":
+    if kind in OTHER_TYPES or FIELDS[kind].get("sliding_window", FIELDS[kind]["is_encoder_decoder"]).use == "read":
         described |= _windows(fields, kind)
+    if "D" in described["attention_pattern"]:
+        described["delta_net"] = {ours: fields[theirs] for ours, theirs in DELTA_NET.items()}
     if "num_experts_per_tok" in fields:
         described |= _experts(fields, given)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
@@ -244,7 +259,8 @@ def _biases(fields: Mapping[str, Any]) -> str:
 
 def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return which layers are local, and their window; and which have no rotary positions."""
-    count, types, window = fields["num_hidden_layers"], fields.get("layer_types"), fields["sliding_window"]
+    count, types, window = fields["num_hidden_layers"], fields.get("layer_types"), fields.get("sliding_window")
+    known = OTHER_TYPES.get(kind, LAYER_TYPES)
     if not fields.get("use_sliding_window", True):
         window = None
     if types is None:
@@ -252,9 +268,9 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     else:
         if len(types) != count:
             raise unsupported("layer_types", types, f"a list of num_hidden_layers = {count} is required")
-        if other := [name for name in types if not isinstance(name, str) or name not in LAYER_TYPES]:
-            raise unsupported("layer_types", other[0], f"only {', '.join(LAYER_TYPES)}")
-        letters = "".join(LAYER_TYPES[name] for name in types)
+        if other := [name for name in types if not isinstance(name, str) or name not in known]:
+            raise unsupported("layer_types", other[0], f"only {', '.join(known)}")
+        letters = "".join(known[name] for name in types)
     rotated = zip(letters, _rotated(fields), strict=True)
     letters = "".join(letter if is_rotated else letter.lower() for letter, is_rotated in rotated)
     lengths = range(1, len(letters) + 1)
@@ -268,6 +284,8 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _letters_without_types(fields: Mapping[str, Any], kind: str, window: int | None) -> str:
     count = fields["num_hidden_layers"]
+    if kind in OTHER_TYPES:
+        return "".join("D" if (i + 1) % fields["full_attention_interval"] else "G" for i in range(count))
     if (period := PERIODS.get(kind, fields.get("sliding_window_pattern"))) is not None:
         last = count - 1 if kind in GEMMA4_TEXT else None  # is global in any case
         return "".join("L" if (i + 1) % period and i != last else "G" for i in range(count))
@@ -363,6 +381,7 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
         known |= {"max_position_embeddings"}  # transformers does not read it
     if parameters.get("partial_rotary_factor") in (None, 1.0) or FIELDS[of]["partial_rotary_factor"].use == "read":
         known = known | {"partial_rotary_factor"}
+    known |= {"mrope_section", "mrope_interleaved"} if of in OTHER_TYPES else set()  # text has one position, thrice
     if other := parameters.keys() - known:
         raise unsupported(f"rope_type {kind}", sorted(other)[0], "unknown field")
     if kind == "default":

@@ -46,8 +46,11 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
         return
     split = ("num_heads", "num_kv_heads", "num_global_kv_heads", "mlp_dim", "vocab_size", "per_layer_dim")
     for axis, names in (("tensor", split), ("fsdp", ("dim", "per_layer_dim"))):
-        for name in names:
-            value = getattr(config.model, name, 0) or 0  # a kind of model without the key has nothing to split
+        heads = getattr(config.model, "delta_net", None)
+        found = {name: getattr(config.model, name, 0) or 0 for name in names}  # some kinds of model lack keys
+        if axis == "tensor" and heads is not None:
+            found |= {f"delta_net.{name}": getattr(heads, name) for name in ("num_key_heads", "num_value_heads")}
+        for name, value in found.items():
             if value % sizes[axis]:
                 message = f"{value} does not split evenly over mesh.{axis}={sizes[axis]}; change one of them"
                 yield Issue(message, f"model.{name}")

@@ -39,6 +39,11 @@ ROWS = [(family, family in GRADED) for family in EVERY]
 ROWS += [pytest.param(family, True, marks=pytest.mark.deep) for family in EVERY if family not in GRADED]
 
 
+def norm_bound(family: str) -> float:
+    """Return how far a gradient norm may be from the reference's, which inverts the systems of a DeltaNet otherwise."""
+    return 5e-6 if family.startswith("qwen3_5") else 1e-6 if family in DERIVED else 1e-5
+
+
 @pytest.mark.parametrize(("family", "is_graded"), ROWS)
 def test_logits_loss_and_gradient_norm_equal_the_reference(family, is_graded):
     """Layers of families are scanned, those of variants unrolled, and so are most that derive from another family."""
@@ -60,7 +65,7 @@ def test_logits_loss_and_gradient_norm_equal_the_reference(family, is_graded):
     np.testing.assert_allclose(value, expected["loss"], rtol=1e-6)
     if is_graded:
         norm = np.sqrt(sum(np.vdot(g, g) for g in jax.tree.leaves(weights.trained_part(gradient, cfg))))
-        np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=1e-6 if family in DERIVED else 1e-5)
+        np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=norm_bound(family))
     if family == "nanochat":
         for ours, theirs in (("residual_scale", "resid_lambdas"), ("embedding_scale", "x0_lambdas")):
             found = gradient["layers"][ours]
@@ -86,7 +91,7 @@ def test_a_mesh_computes_what_one_device_does(family, sizes):
     np.testing.assert_allclose(logits[:2], expected["logits"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(value, expected["loss"], rtol=1e-6)
     norm = np.sqrt(sum(np.vdot(g, g) for g in jax.tree.leaves(weights.trained_part(gradient, cfg))))
-    np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=1e-6)
+    np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=norm_bound(family))
 
 
 def test_a_norm_over_all_heads_needs_weights():
