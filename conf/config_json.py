@@ -62,10 +62,9 @@ LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
 OTHER_TYPES = {"qwen3_5_text": {"linear_attention": "D", "full_attention": "G"}}
 """Letters of layer_types, and those of a family whose other layers have no window."""
 DELTA_NET = {
-    "num_key_heads": "linear_num_key_heads", "num_value_heads": "linear_num_value_heads",
-    "key_head_dim": "linear_key_head_dim", "value_head_dim": "linear_value_head_dim",
-    "conv_kernel_dim": "linear_conv_kernel_dim",
-}  # fmt: skip
+    name: f"linear_{name}"
+    for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+}
 """The keys of `Model.delta_net` and their fields."""
 THEIR_NAMES = {
     "num_layers": "num_hidden_layers",
@@ -248,6 +247,8 @@ def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     if None not in (count, other) and count != other:
         raise unsupported("num_local_experts", other, f"num_experts is {count}")
     count = fields["num_experts"] if count is other else count if other is None else other
+    if 1 < count < fields["num_experts_per_tok"]:
+        raise unsupported("num_experts_per_tok", fields["num_experts_per_tok"], f"num_experts is {count}")
     kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields["norm_topk_prob"]}
     return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
 

@@ -99,6 +99,9 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     """Start the emulated cloud unless it is already running. Raises ConfigError with its message if it cannot."""
     folder = state_folder(state_dir)
     emulator = find_answering(folder) or _start(folder, cloud)
+    if cloud.port and not emulator.url.endswith(f":{cloud.port}"):
+        cure = "leave cloud.port out, or end it with `slipway localcloud stop`"
+        raise ConfigError(f"cloud.port: the emulated cloud runs already, at {emulator.url}; {cure}")
     wanted = {"operation_seconds": cloud.operation_seconds, "realism": cloud.realism, "quotas": cloud.quotas}
     emulator.post("settings", {**wanted, "caller_roles": list(cloud.caller_roles)})  # it may have been running
     return emulator

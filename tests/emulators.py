@@ -133,8 +133,9 @@ def preload() -> None:
     """Import and read what every server needs, so that the forks have it."""
     from conf.schema.cloud import permissions_of_role, predefined_roles
     from controller.localcloud import cloud
+    from controller.localcloud.http.discovery import load_discovery
 
-    cloud.load_discovery()
+    load_discovery()
     cloud.load_catalog()
     for role in predefined_roles():
         permissions_of_role(role)

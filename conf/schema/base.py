@@ -26,6 +26,13 @@ class Volatile:
 
 VOLATILE = Volatile()
 
+
+class Later:
+    """Marks a key that is newer than some runs: at its default it is not part of a run's identity."""
+
+
+LATER = Later()
+
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
 """Name of a Google resource (RFC 1035 label)."""
 
@@ -61,7 +68,7 @@ Separator = Annotated[str, AfterValidator(check_breaks)]
 
 
 def without_volatile(section: BaseModel) -> dict[str, Any]:
-    """Return the section as plain JSON data, without volatile keys at any depth."""
+    """Return the section as plain JSON data, at any depth without volatile keys, and later ones at their default."""
     plain = section.model_dump(mode="json")  # once: each section's own serializer would have to be built
     _drop_volatile(section, plain)
     return plain
@@ -70,7 +77,9 @@ def without_volatile(section: BaseModel) -> dict[str, Any]:
 def _drop_volatile(section: BaseModel, plain: dict[str, Any]) -> None:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if any(isinstance(mark, Volatile) for mark in field.metadata):
+        marks = field.metadata
+        is_as_before = value == field.default and any(isinstance(mark, Later) for mark in marks)
+        if is_as_before or any(isinstance(mark, Volatile) for mark in marks):
             del plain[name]
         elif isinstance(value, BaseModel):
             _drop_volatile(value, plain[name])

@@ -1,4 +1,4 @@
-"""What the keys of other tools are called here: those of TRL, transformers, PyTorch, MaxText and SkyPilot."""
+"""What the keys and flags of other tools are called here: of TRL, transformers, PyTorch, MaxText and SkyPilot."""
 
 FOREIGN = {
     "learning_rate": "optimizer.lr",
@@ -8,18 +8,16 @@ FOREIGN = {
     **dict.fromkeys(("adam_epsilon", "adam_eps"), "optimizer.eps"),
     "epsilon": "optimizer.eps or loop.clip_ratio_low and loop.clip_ratio_high",
     **dict.fromkeys(("wd", "decay"), "optimizer.weight_decay"),
-    **dict.fromkeys(("warmup", "warmup_ratio", "warmup_fraction", "num_warmup_steps"),
-                    "optimizer.schedule.warmup_steps"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "optimizer.schedule.warmup_steps"),
+    **dict.fromkeys(("warmup_ratio", "warmup_fraction"), "optimizer.schedule.warmup_steps=…"),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_schedule"), "optimizer.schedule.kind"),
     **dict.fromkeys(("grad_clip", "gradient_clip", "clip_grad", "gradient_clip_val"), "optimizer.max_grad_norm"),
     **dict.fromkeys(("max_steps", "num_steps", "train_steps", "iterations", "max_iters"), "loop.steps"),
     "scale_rewards": "loop.advantage_std",
     "total_steps": "loop.steps or optimizer.schedule.horizon_steps",
-    **dict.fromkeys(("num_epochs", "num_train_epochs", "n_epochs"), "loop.epochs"),
-    **dict.fromkeys(
-        ("bs", "per_device_train_batch_size", "per_device_batch_size", "gradient_accumulation_steps", "grad_accum"),
-        "loop.micro_batch_size",
-    ),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs", "n_epochs"), "loop.epochs or loop.steps=…"),
+    **dict.fromkeys(("bs", "per_device_train_batch_size", "per_device_batch_size"), "loop.micro_batch_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "loop.micro_batch_size=…"),
     "batch_size": "loop.prompts_per_step or loop.total_batch_tokens",
     **dict.fromkeys(("clip_ratio", "clip_range", "cliprange"), "loop.clip_ratio_low and loop.clip_ratio_high"),
     **dict.fromkeys(("num_generations", "n_samples", "num_samples", "rollouts", "rollout_n"), "loop.group_size"),
@@ -52,13 +50,12 @@ FOREIGN = {
     **dict.fromkeys(("logging_steps", "log_every", "log_freq", "log_steps"), "logging.log_interval"),
     **dict.fromkeys(("report_to", "logger", "use_wandb"), "logging.wandb=true"),
     **dict.fromkeys(("spot", "preemptible", "use_spot"), "tpu.capacity=spot"),
-    **dict.fromkeys(("region", "location"), "tpu.zone"),
-    **dict.fromkeys(("accelerator", "accelerators", "topology", "tpu_type", "slice", "instance_type", "gpus",
-                     "resources"),
-                    "tpu.accelerator_type"),
+    **dict.fromkeys(("region", "location", "zones"), "tpu.zone"),
+    **dict.fromkeys(("accelerator", "accelerators", "tpu_type", "slice", "instance_type"), "tpu.accelerator_type"),
     "type": "tpu.accelerator_type or optimizer.schedule.kind",
-    **dict.fromkeys(("num_workers", "num_hosts", "hosts"), "tpu.accelerator_type or loop.sampler.workers"),
-    **dict.fromkeys(("workers", "num_nodes", "nodes", "chips", "num_chips"), "tpu.accelerator_type"),
+    **dict.fromkeys(("num_workers", "num_hosts", "hosts"), "tpu.accelerator_type=… or loop.sampler.workers"),
+    **dict.fromkeys(("workers", "num_nodes", "nodes", "nnodes", "ntasks", "nproc", "chips", "num_chips", "cores",
+                     "num_cores", "topology", "tpus", "resources"), "tpu.accelerator_type=…"),
     **dict.fromkeys(("image", "software_version", "version"), "tpu.runtime_version"),
     **dict.fromkeys(("disk_size", "disk_gb", "disk"), "tpu.data_disk_gb"),
     **dict.fromkeys(("project_id", "gcp_project"), "cloud.project"),
@@ -68,11 +65,51 @@ FOREIGN = {
     **dict.fromkeys(("dp", "data_parallel", "replicas"), "mesh.data"),
     **dict.fromkeys(("tp", "model", "model_parallel", "tensor_parallel", "tensor_parallel_size"), "mesh.tensor"),
     **dict.fromkeys(("fsdp_size", "zero"), "mesh.fsdp"),
-    **dict.fromkeys(("max_cost", "max_dollars", "cost_limit"), "budget.max_usd"),
-    **dict.fromkeys(("time_limit", "max_duration", "timeout", "walltime"), "budget.max_hours"),
+    **dict.fromkeys(("max_cost", "max_dollars", "cost_limit", "budget"), "budget.max_usd"),
+    **dict.fromkeys(("time_limit", "max_duration", "time", "timeout", "walltime"), "budget.max_hours"),
+    **dict.fromkeys(("ep", "expert_parallel", "expert_parallel_size", "expert_model_parallel_size"), "mesh.expert"),
     **dict.fromkeys(("num_trials", "n_trials"), "sweep.search.trials"),
     **dict.fromkeys(("slack", "slack_webhook", "slack_url", "webhook_url"), "notify.webhook"),
     **dict.fromkeys(("max_retries", "max_restarts", "max_failures"), "recovery.max_program_failures"),
     **dict.fromkeys(("autostop", "idle_minutes_to_autostop", "auto_stop"), "cleanup.idle_minutes"),
 }  # fmt: skip
 """Last part of a key, and the key that is meant, with its value or not; `or` stands between those of other kinds."""
+SAME_FLAGS = {
+    "--to": ("--out", "--output", "--output-dir", "-out"),
+    "--tail": ("-n", "--lines", "--limit", "--last", "-l"),
+    "--last": ("-n", "--limit", "-l", "--max", "--count"),
+    "--follow": ("-w", "--watch"),
+    "--delete": ("--remove", "--prune", "--clean"),
+    "--yes": ("--force", "-y", "--auto-approve", "--approve", "--no-input", "--non-interactive", "--assume-yes"),
+    "--detach": ("-d", "--background"),
+}
+"""By flag of a verb, what other tools call it; where the verb has none, `OTHER_FLAGS` says more."""
+OTHER_FLAGS = {flag: meant for flags, meant in {
+    "--dry-run --dryrun": "`slipway plan` with the same words shows what would happen",
+    "--cfg": "`slipway plan --config` prints the composed config",
+    "--info": "`slipway help` lists groups and choices, `slipway plan --config` prints what each value comes from",
+    "--config-name --config --experiment --exp": "an experiment is chosen with +experiment=NAME",
+    "--config-dir --config-path": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
+    "--env -e": "environment variables are set with env.vars.NAME=VALUE",
+    "--project": "the project is set with cloud=gcp cloud.project=ID, or by `slipway init`",
+    "--gpus --gpu --num-gpus --device --devices": "pods are TPUs; the devices of this machine are cloud=here",
+    "-v": "messages are complete; --json prints one document, `slipway version` the version",
+    "--verbose -q --quiet --silent --debug --log-level": "messages are complete; --json prints one document",
+    "--resume --continue --restart --resume-from --resume-from-checkpoint --load-checkpoint":
+        "the same command again resumes a run, from its last checkpoint",
+    "--save-dir --log-dir --logdir --logging-dir --checkpoint-dir --ckpt-dir --out-dir --results-dir":
+        "results, logs and checkpoints go to the run's folder in cloud.bucket; `slipway get` downloads them",
+    "-c -f --file --filename --yaml --task":
+        "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
+    "--set -s -o --override --overrides --param -p --var -var --option":
+        "a value is set with key=value alone, such as loop.steps=300",
+    f"--save-plan {' '.join(SAME_FLAGS['--to'])}":
+        "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
+    "--format --output-format -ojson": "--json prints one JSON document",
+    "--workdir --cwd -C --chdir": "Slipway ships the repository of the current folder; change into it first",
+    "--image --docker-image --container":
+        "the VM's image is set with tpu.runtime_version, packages with env.packages=requirements env.requirements=FILE",
+    "--cloud --infra --provider": "a cloud is chosen with cloud=gcp, local or here",
+    "--sweep-id --grid": "a sweep is `slipway -m key=a,b`, and is named with --sweep ID",
+}.items() for flag in flags.split()}  # fmt: skip
+"""Flags of other tools, and what does it here; as keys, they are the same words without dashes."""

@@ -56,7 +56,8 @@ def escape_line(text: str) -> str:
 
 def expected(types: Iterable[Any]) -> str:
     """Return what alternatives of a type are, in words: `a whole number or end`, `a list of words`."""
-    return " or ".join(dict.fromkeys(map(_words, types))) or "another value"
+    words = " or ".join(dict.fromkeys(map(_words, types))) or "another value"
+    return re.sub(r"^a section with keys .*?kind.* or a section with .*", "a section with its kind and keys", words)
 
 
 def _words(kind: Any) -> str:

@@ -4,13 +4,17 @@ Its own words name types of Python and regular expressions, and one mistake is s
 type has one, and each key that a section lacks.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
 
 import conf
 from conf.schema.base import successors
@@ -92,7 +96,11 @@ def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProble
             continue
         if error["type"] == "missing" and not path[-1].isdigit():
             missing.setdefault(tuple(path[:-1]), []).append(path[-1])
-        elif error["type"] == "extra_forbidden" and _is_of_another_kind(path, error["input"]):
+        elif (
+            error["type"] == "extra_forbidden"
+            and path[-1] in sibling_keys(path)
+            and not successors(path, error["input"])
+        ):
             of_others.setdefault(tuple(path[:-1]), []).append(path[-1])
         else:
             problem = _problem(raw, path, error)
@@ -179,14 +187,16 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     shown = escape_line(json.dumps(given) if isinstance(given, NoneType | bool) else repr(given))
     shown = "what you gave, which is not shown" if path in (["env"], ["notify"]) else shown
     models = [each for each in types if is_model(each)]
-    if models and not isinstance(given, dict | list | NoneType):
+    if models and not isinstance(given, dict | NoneType) and (len(models) == len(types) or not isinstance(given, list)):
         kinds, keys = kinds_of(types), sorted({name for model in models for name in model.model_fields})
         made = repaired(models[0], given) if len(models) == 1 else None
         fields = models[0].model_fields.items()
         needed = [name for name, each in fields if name != "kind" and NoneType not in get_args(each.annotation)]
         first = next((name for name in ("name", *needed) if name in keys and str in types_at((*path, name))), "")
         meant = f"set one of them, such as {key}.{first or (needed or keys)[0]}=…"
-        if first and isinstance(given, str):
+        meant = f"set {key}.kind={kinds[0]}, or another" if kinds else meant
+        is_word = isinstance(given, str) and given not in ("true", "false", "yes", "no")
+        if first and is_word and not _still_wrong(raw, whole, {first: given}):
             word = override([*path, first], given)
             meant = f"did you mean {word.strip(chr(39)) if PLAIN.fullmatch(given) else word}"
         same = [name for name in Config.model_fields if models[0] in types_at((name,)) and name != key]
@@ -237,7 +247,8 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if isinstance(given, str) and given[:1].isdigit() and unit in UNITS:
         return f"{said}; write the number alone, in {unit.upper() if unit[-1] == 'b' else unit}"
     if given is not None and (mended := _mended(raw, whole)) is not None:
-        return f"{said}; did you mean {override(whole, mended)}?"
+        wrong = _still_wrong(raw, whole, mended)
+        return f"{said}; did you mean {override(whole, mended)}?{f' Then {wrong}' if wrong else ''}"
     about = next(iter(_descriptions(whole)), "")
     return f"{said}; {about[0].lower()}{about[1:].rstrip('.')}" if "e.g." in about else said
 
@@ -272,19 +283,29 @@ def _descriptions(path: list[str]) -> Iterator[str]:
 
 def _mended(raw: Any, path: list[str]) -> Any:
     """Return the value of a key as its type wants it; None if it cannot be told."""
-    for part in path:
-        raw = raw[int(part)] if isinstance(raw, list) else raw[part]
-    if (
-        path[:2] == ["sweep", "params"]
-        and isinstance(raw, list)
-        and not any(isinstance(one, list | dict) for one in raw)
-    ):
-        return ",".join(map(str, raw))
-    return next((made for each in types_at((*path,)) if (made := repaired(each, raw)) is not None), None)
+    given = _at(raw, path)
+    is_flat = isinstance(given, list) and not any(isinstance(one, list | dict) for one in given)
+    if path[:2] == ["sweep", "params"] and is_flat:
+        return ",".join(map(str, given))
+    return next((made for each in types_at((*path,)) if (made := repaired(each, given)) is not None), None)
 
 
-def _is_of_another_kind(path: list[str], given: Any) -> bool:
-    return path[-1] in sibling_keys(path) and not successors(path, given)
+def _at(raw: Any, path: Sequence[str]) -> Any:
+    return reduce(lambda at, part: at[int(part)] if isinstance(at, list) else at[part], path, raw)
+
+
+def _still_wrong(raw: Mapping[str, Any], path: Sequence[str], value: Any) -> str:
+    """Return what a key's value would be refused for next, if it had the shape that the key takes; empty if nothing."""
+    tried = copy.deepcopy({**raw})
+    at = _at(tried, path[:-1])
+    at[int(path[-1]) if isinstance(at, list) else path[-1]] = value
+    try:
+        Config.model_validate(tried)
+    except ValidationError as error:
+        for each in error.errors():
+            if key_path(tried, each)[: len(path)] == [*path] and each["type"] not in (*MISTYPED, "missing"):
+                return _problem(tried, key_path(tried, each), each).message
+    return ""
 
 
 def _other_kind(raw: dict[str, Any], section: tuple[str, ...], names: list[str]) -> ConfigProblem:

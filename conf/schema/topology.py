@@ -98,6 +98,7 @@ def read_tpu_types(file: Path) -> dict[str, Any]:
 def usual_type(name: str) -> str:
     """Return a type as the API calls it: v5e is v5litepod there, v6 v6e, v7 tpu7x; SkyPilot's begin with tpu-."""
     plain = re.sub(r"^tpu-(?=v)", "", name.lower())
+    plain = re.sub(r"^(v5e|v5p|v5litepod|v6e)(?=\d+$)", r"\1-", plain)
     return re.sub(r"^(v5e|v5lite|v6|v7x?)(?=[-_])", lambda found: USUAL[found[1]], plain)
 
 

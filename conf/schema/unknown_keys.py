@@ -4,16 +4,18 @@ What is proposed is a key that this config has; a key of another loop or optimiz
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 import conf
 from conf.schema.base import RENAMED, successors
 from conf.schema.config import Config
-from conf.schema.foreign_keys import FOREIGN
+from conf.schema.foreign_keys import FOREIGN, OTHER_FLAGS
+from conf.schema.forms import repaired
 from conf.schema.text_keys import alternatives, types_at, types_below
 
 NEAR = 0.65
@@ -22,6 +24,10 @@ UNLIKELY = ("sweep.", "code.")
 """Sections whose keys are called as things are elsewhere: params, url, resources."""
 NEARER = 0.85
 """The same where another section has a key of just that name."""
+FEW = 30
+"""Most keys of a section that a message lists."""
+SIMPLE = re.compile(r"[\w.+-]+")
+"""A value that stands for itself: no list, sweep or interpolation."""
 
 
 def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
@@ -51,17 +57,55 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
         return f"unknown key; a file of the group is chosen: {way}"
     found = find_keys(name, raw, section)
     elsewhere = [each for each in found if each.startswith(f"{section}.") or not each.startswith(UNLIKELY)]
-    longer = [each for each in known if each.lower() == name.lower() or each.startswith(f"{name}_")]
+    elsewhere = [each for each in elsewhere if not choices_at(each) or takes(each, given)]
+    refusing = {each for each in known if choices_at(f"{inside}{each}") and not takes(f"{inside}{each}", given)}
+    longer = [e for e in known if e.lower() == name.lower() or (e.startswith(f"{name}_") and e not in refusing)]
     if len(longer) == 1:
         return f"unknown key; did you mean {inside}{longer[0]}?"
     same = own or [each for each in elsewhere if each.startswith(f"{section}.")]
     cutoff = NEARER if elsewhere else NEAR
-    near = [] if same else difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    near = [] if same else difflib.get_close_matches(name, known - refusing, n=1, cutoff=cutoff)
     parts = [f"{section}.{each}" for each in sorted(known) if name.lower() in each.split("_")]
-    meant = same or [f"{inside}{each}" for each in near] or foreign or elsewhere or parts[: 3 * (len(parts) < 4)]
+    of_value = [f"{inside}{each}" for each in sorted(known) if given in choices_at(f"{inside}{each}")]
+    leaves = {key: None for leaf in (given if isinstance(given, dict) else ()) for key in keys_named(str(leaf), raw)}
+    few = (each[: 3 * (len(each) < 4)] for each in (of_value, parts, [*leaves]))
+    meant = same or [f"{inside}{each}" for each in near] or foreign or elsewhere or next(filter(None, few), [])
     if meant:
-        return f"unknown key; did you mean {' or '.join(meant)}?"
-    return f"unknown key; choices: {', '.join(sorted(known))}"
+        return f"unknown key; did you mean {' or '.join(each.removesuffix('=…') for each in meant)}?"
+    if said := OTHER_FLAGS.get(f"--{name.replace('_', '-')}"):
+        return f"unknown key; {said}"
+    listed = f"choices: {', '.join(sorted(known))}" if len(known) <= FEW else f"`slipway help {inside[:-1]}` lists them"
+    return f"unknown key; {listed}"
+
+
+def keys_named(name: str, raw: Any) -> list[str]:
+    """Return the dotted keys that a word without a section means, ours or another tool's."""
+    foreign = foreign_keys(raw, name)
+    return [*dict.fromkeys([*foreign, *(find_keys(name, raw) if len(foreign) != 1 else ())])]
+
+
+def choices_at(key: str) -> list[Any]:
+    """Return the words that a key takes if it takes nothing else."""
+    types = types_at((*key.split("."),))
+    is_closed = all(get_origin(each) is Literal for each in types)
+    return [*dict.fromkeys(choice for each in types for choice in get_args(each))] if is_closed else []
+
+
+def takes(key: str, given: Any) -> bool:
+    """Return whether a key takes a value that was typed for another; one of text takes each, and so do lists."""
+    types = types_at((*key.partition("=")[0].split("."),))
+    is_plain = all(each in (int, float, bool) or get_origin(each) is Literal for each in types)
+    text = str(given).lower()
+    if "=" in key or not is_plain or not SIMPLE.fullmatch(text) or text in ("null", "none"):
+        return True
+    is_switch = text in ("true", "false")
+    return (bool in types) if is_switch else any(repaired(each, str(given)) is not None for each in types)
+
+
+def assignment(keys: str, given: str) -> str:
+    """Return `key=value` for a key, or for each of `A and B`; what it takes in place of a value that it does not."""
+    words = ((key, given if takes(key, given) else "|".join(map(str, choices_at(key)))) for key in keys.split(" and "))
+    return " ".join(key if "=" in key else f"{key}={word or '…'}" for key, word in words)
 
 
 def foreign_keys(raw: Any, name: str, section: str = "") -> list[str]:

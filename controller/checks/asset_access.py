@@ -34,11 +34,12 @@ SIGNED = re.compile(r"[?&](x-(amz|goog)-signature|signature|sig|token|access_tok
 def local_files_are_here(config: Config) -> Iterator[Issue]:
     """A file that is missing on this machine would be missing on a billed TPU; a home folder would upload its keys."""
     for kind, name, asset in config.assets.iter_assets():
-        if asset.path is not None and asset.path.startswith("gs://"):
+        if asset.path is not None and re.match(r"gs:?/", asset.path):
             message = f"{asset.path} is in a bucket already, and assets are copied from this machine; name it where it "
             yield Issue(f"{message}is read, e.g. data.path or model.weights", f"assets.{kind}s.{name}.path")
         elif asset.path is not None and not path_exists(Path(asset.path).expanduser()):
-            message = f"no file at {asset.path}; set it to an existing file or folder"
+            cure = "name it as source, not as path" if ":/" in asset.path else "set it to an existing file or folder"
+            message = f"no file at {asset.path}; {cure}"
             yield Issue(message, f"assets.{kind}s.{name}.path")
         elif asset.path is not None and _holds_home(Path(asset.path).expanduser()):
             message = f"{asset.path} contains your home folder, with its keys; set it to the folder of the data alone"

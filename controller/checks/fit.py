@@ -110,8 +110,8 @@ def _crowded(config: Config, model: AnyModel) -> Iterator[Issue]:
     if topology.hbm_bytes_per_chip is None or axes is None:
         return
     memory = topology.hbm_bytes_per_chip * topology.chips / topology.devices
-    state, gradients = (share / (axes["fsdp"] * axes["tensor"]) for share in lasting_bytes(config, model))
-    shape = " x ".join(str(size) for size in axes.values())
+    state, gradients = (share / (math.prod(axes.values()) // axes["data"]) for share in lasting_bytes(config, model))
+    shape = config.mesh.shape(axes)
     advice = "split them over more devices (mesh.fsdp, mesh.tensor), or use a larger slice"
     if state > memory:
         took = f"on mesh {shape}, weights and optimizer state take {state / GIB:.1f} GiB of each device's"

@@ -148,7 +148,17 @@ class Tokenizer(NamedTuple):
     special: tuple[str, ...]
 
 
-@check("tokenizer", "error", "model.vocab_size", "data.bos", "data.eos", "data.tokenizer", "loop.sampler.stop")
+@check(
+    "tokenizer",
+    "error",
+    "model.vocab_size",
+    "data.bos",
+    "data.eos",
+    "data.tokenizer",
+    "loop.sampler.stop",
+    "loop.sampler.logit_bias",
+    "loop.sampler.stop_token_ids",
+)
 def tokens_are_known(config: Config) -> Iterator[Issue]:
     """Token IDs without a row in the model, a special token that the tokenizer lacks, or a file that is no tokenizer,
     end a billed run.
@@ -156,6 +166,9 @@ def tokens_are_known(config: Config) -> Iterator[Issue]:
     data, size = config.data, getattr(config.model, "vocab_size", None)
     if config.program.kind != "trainer" or not isinstance(data, QuestionData | Corpus) or size is None:
         return
+    if isinstance(config.loop, GrpoLoop) and (problem := config.loop.sampler.unknown_ids(size)):
+        key, _, problem = problem.partition(": ")
+        yield Issue(problem, f"loop.sampler.{key}")
     try:
         found = _tokenizer(config, data)
     except _NoTokenizerError as error:

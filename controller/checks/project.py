@@ -3,6 +3,7 @@
 You have permission to use the project, and it has billing and quota.
 """
 
+import math
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from conf.schema.config import Config
 from conf.schema.topology import Topology, find_topology, tpu_type_table
 from controller.agent.commands.run_inputs import MAX_BYTES
-from controller.checks.training import trainer_devices
+from controller.checks.training import mesh_axes, meshes, trainer_devices
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, UncheckedError, check
@@ -144,25 +145,23 @@ def program_may_not_finish(config: Config) -> Iterator[Issue]:
         yield Issue(config.program.caution)
 
 
-@check("mesh", "error", "mesh")
+@check("mesh", "error", "mesh", "loop.sampler.mesh")
 def mesh_covers_devices(config: Config) -> Iterator[Issue]:
     """JAX rejects a mesh whose product is not the number of devices, but only on a billed pod."""
     if config.program.kind != "trainer":
         return
     devices = trainer_devices(config)
-    axes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
-    product = 1
-    for size in axes.values():
-        product *= size if size > 0 else 1
-    shape = " x ".join(str(size) for size in axes.values())
-    free = -1 in axes.values()
-    if (free and devices % product) or (not free and product != devices):
-        fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
-        slices = fitting_types(config.topology, lambda t: t.devices % product == 0 if free else t.devices == product)
-        message = f"{shape} does not match the {plural(devices, 'device')} of {config.topology.accelerator_type}"
+    for key, mesh in meshes(config):
+        if mesh_axes(config, mesh) is not None:
+            continue
+        product, free = math.prod(size for size in mesh.sizes.values() if size > 0), -1 in mesh.sizes.values()
+        fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or {key}.data=-1"
+        slices = fitting_types(config.topology, lambda t: t.devices % product == 0 if free else t.devices == product)  # noqa: B023 - called here
+        message = f"{mesh.shape(mesh.sizes)} does not match the {plural(devices, 'device')} of "
+        message += config.topology.accelerator_type
         message += " that train" if devices != config.topology.devices else ""
         other = "" if config.cloud.kind == "here" else f"; or a slice that fits: {slices}"
-        yield Issue(f"{message}; {fitting}{other}")
+        yield Issue(f"{message}; {fitting}{other}", key)
 
 
 @check("devices", "error", "tpu.accelerator_type", of_pods=True)

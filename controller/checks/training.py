@@ -1,5 +1,6 @@
 """Training: the bundled trainer's settings fit the mesh, and the model can learn."""
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from conf.schema.training.loop import OFFLINE_LOSSES, CustomLoop, GrpoLoop, LmLo
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema.training.refusals import refusals
+from conf.schema.training.settings import Mesh
 from conf.schema.unread import OF_PODS, OF_TRAINER, unread_keys
 from controller.checks.input_files import FOLDERS, paths_here, sources
 from controller.config.run_yaml import backend
@@ -33,6 +35,15 @@ SETUP_UPDATES = 20
 """Updates of a run that can only test the setup."""
 LONG_WARMUP = 0.25
 """Share of a run above which a warm-up is long. The TRM study's baseline warms up over 2,000 of 8,138 updates."""
+SPLIT = {
+    ("tensor",): (
+        *("num_heads", "num_kv_heads", "num_global_kv_heads", "mlp_dim", "vocab_size", "per_layer_dim"),
+        *("delta_net.num_key_heads", "delta_net.num_value_heads"),
+    ),
+    ("fsdp", "expert"): ("dim", "per_layer_dim"),
+    ("expert",): ("experts.count",),
+}
+"""Axes of the mesh, and the keys of the model that they split together."""
 STREAMED = TextData | JsonlData | ParquetData | CustomDocuments
 
 
@@ -41,19 +52,18 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
     """Weights must split evenly over a mesh axis."""
     if config.program.kind != "trainer" or config.model is None:
         return
-    sizes = mesh_axes(config)
-    if sizes is None:
-        return
-    split = ("num_heads", "num_kv_heads", "num_global_kv_heads", "mlp_dim", "vocab_size", "per_layer_dim")
-    for axis, names in (("tensor", split), ("fsdp", ("dim", "per_layer_dim"))):
-        heads = getattr(config.model, "delta_net", None)
-        found = {name: getattr(config.model, name, 0) or 0 for name in names}  # some kinds of model lack keys
-        if axis == "tensor" and heads is not None:
-            found |= {f"delta_net.{name}": getattr(heads, name) for name in ("num_key_heads", "num_value_heads")}
-        for name, value in found.items():
-            if value % sizes[axis]:
-                message = f"{value} does not split evenly over mesh.{axis}={sizes[axis]}; change one of them"
-                yield Issue(message, f"model.{name}")
+    values = config.model.model_dump()
+    for part in ("experts", "delta_net"):
+        values |= {f"{part}.{name}": value for name, value in (values.get(part) or {}).items()}
+    for key, mesh in meshes(config):
+        sizes = mesh_axes(config, mesh) or {}
+        for axes, names in SPLIT.items():
+            parts = math.prod(sizes.get(axis, 1) for axis in axes)
+            over = " x ".join(f"{key}.{axis}={sizes[axis]}" for axis in axes if sizes.get(axis, 1) > 1)
+            for name in names:
+                value = values.get(name) or 0  # a kind of model without the key has nothing to split
+                if value % parts:
+                    yield Issue(f"{value} does not split evenly over {over}; change one of them", f"model.{name}")
 
 
 @check("model_kind", "error", "model.kind", "data.kind")
@@ -118,7 +128,7 @@ def batch_splits_evenly(config: Config) -> Iterator[Issue]:
     sizes = mesh_axes(config) if config.program.kind == "trainer" else None
     if sizes is None:
         return
-    parts = sizes["data"] * sizes["fsdp"]
+    parts = sizes["data"] * sizes["fsdp"] * sizes["expert"]
     if config.loop is not None:
         try:
             config.loop.accumulation(parts)
@@ -234,15 +244,28 @@ def metrics_are_logged(config: Config) -> Iterator[Issue]:
         yield Issue(f"the run has {total} updates, so only the last one is logged; lower it to see a curve")
 
 
-@check("high_lr", "warning", "optimizer.lr")
-def learning_rates_are_moderate(config: Config) -> Iterator[Issue]:
+USUAL = {
+    "optimizer.lr": (0.99, "1e-6 to 0.1; is a minus missing, as in 3e-4?"),
+    "optimizer.weight_decay": (1, "0 to 1"),
+    "loop.temperature": (2, "0.5 to 1.5"),
+    "loop.kl_coef": (1, "0 to 0.1"),
+}
+"""By key, the highest value that may be meant, and what is usual."""
+
+
+@check("unusual", "warning", *USUAL)
+def values_are_usual(config: Config) -> Iterator[Issue]:
     """A lost minus makes 3e4 of 3e-4."""
     optimizer = config.optimizer
-    if config.program.kind != "trainer" or optimizer is None or optimizer.kind == "custom":  # Prodigy's, say, is 1
-        return
-    points = optimizer.schedule.points if optimizer.schedule.kind == "piecewise" else ()
-    if (lr := optimizer.lr * max((share for _, share in points), default=1.0)) >= 1:
-        yield Issue(f"{lr:g} is a very high learning rate; is a minus missing, as in 3e-4?")
+    for key, (most, usual) in USUAL.items() if config.program.kind == "trainer" else ():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name, None)
+        if value is None or (section == "optimizer" and optimizer and optimizer.kind == "custom"):  # Prodigy's lr is 1
+            continue
+        if name == "lr" and optimizer and optimizer.schedule.kind == "piecewise":
+            value *= max(share for _, share in optimizer.schedule.points)
+        if value > most:
+            yield Issue(f"{value:g} is very high; usual are {usual}", key)
 
 
 @check("random_weights", "warning", "model.weights")
@@ -350,6 +373,24 @@ def stale_samples_are_corrected(config: Config) -> Iterator[Issue]:
         )
 
 
+@check("sampler_logprobs", "warning", "loop.sampler")
+def truncated_samples_are_scored_by_the_trainer(config: Config) -> Iterator[Issue]:
+    """The sampler's log-probabilities are in the distribution that it drew from. With penalties, biases or a truncation
+    that is not the policy that learns.
+    """
+    loop = config.loop
+    if not isinstance(loop, GrpoLoop) or config.program.kind != "trainer" or loop.sampler.is_plain:
+        return
+    corrected = loop.rollout_correction.rollout_is is not None or loop.rollout_correction.rollout_rs is not None
+    if loop.old_logprobs == "sampler" or corrected:
+        key = "loop.old_logprobs=sampler" if loop.old_logprobs == "sampler" else "loop.rollout_correction"
+        yield Issue(
+            f"its tokens are not drawn from the policy itself, and {key} takes them as if they were; keep top_k, "
+            "top_p, min_p, penalties and logit_bias as they are by default, or set loop.old_logprobs=trainer without a "
+            "correction"
+        )
+
+
 def _sampler_workers(config: Config) -> int:
     is_grpo = config.program.kind == "trainer" and isinstance(config.loop, GrpoLoop)
     return config.loop.sampler.workers if is_grpo and isinstance(config.loop, GrpoLoop) else 0
@@ -362,9 +403,16 @@ def trainer_devices(config: Config) -> int:
     return topology.devices // topology.workers * training if 0 < training < topology.workers else topology.devices
 
 
-def mesh_axes(config: Config) -> dict[str, int] | None:
-    """Return the mesh axis sizes on the slice with -1 resolved; None if they do not match its devices."""
-    sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+def meshes(config: Config) -> Iterator[tuple[str, Mesh]]:
+    """Yield the keys and meshes of training and, if the config says one, of sampling on the same devices."""
+    yield "mesh", config.mesh
+    if isinstance(config.loop, GrpoLoop) and config.loop.sampler.mesh is not None:
+        yield "loop.sampler.mesh", config.loop.sampler.mesh
+
+
+def mesh_axes(config: Config, mesh: Mesh | None = None) -> dict[str, int] | None:
+    """Return the sizes of a mesh, the trainer's if None, with -1 resolved; None if they do not match the devices."""
+    sizes = (mesh or config.mesh).sizes
     product = 1
     for size in sizes.values():
         product *= size if size > 0 else 1

@@ -101,17 +101,18 @@ CHECKPOINT = (
 SAMPLING = (
     _flag("--temperature", "0: greedy (default: the run's)", "number", type=Number(float, 0), metavar="T"),
     _flag("--top-k", "sample from the K likeliest tokens", "number", type=COUNT, metavar="K"),
-    _flag(
-        "--top-p",
-        "sample from the likeliest tokens of probability P",
-        "number",
-        type=Number(float, 0, 1, opens=True),
-        metavar="P",
-    ),
+    _flag("--top-p", "from the likeliest tokens of probability P", "number", type=Number(float, 0, 1, opens=True),
+          metavar="P"),
+    _flag("--min-p", "from those with share P of the likeliest one's", "number", type=Number(float, 0, 1, opens=True),
+          metavar="P"),
+    _flag("--repetition-penalty", "as loop.sampler.repetition_penalty", "number", type=Number(float, 0.01, 100),
+          metavar="X"),
+    _flag("--presence-penalty", "as loop.sampler.presence_penalty", "number", type=Number(float, -2, 2), metavar="X"),
+    _flag("--frequency-penalty", "as loop.sampler.frequency_penalty", "number", type=Number(float, -2, 2), metavar="X"),
     _flag("--max-new-tokens", "tokens of a response (default: the run's)", "number", type=COUNT, metavar="N"),
     _flag("--seed", "random seed of the samples (default: 0)", "number", type=int, metavar="N"),
     _flag("--dtype", "dtype to compute in (default: the run's)", choices=["float32", "bfloat16"]),
-)
+)  # fmt: skip
 """Flags that say how responses are drawn."""
 
 PROGRAM = (

@@ -251,14 +251,13 @@ def _near_topic(word: str) -> str:
     import difflib
 
     from controller.cli.keys import all_keys
+    from controller.config.refusals import keys_called
 
     parts = {part for key in all_keys() for part in key.path.split(".")} - {"NAME"}
-    if difflib.get_close_matches(word.lower(), VERBS, n=1):
-        return ""
-    for names in ({key.path.partition(".")[0] for key in all_keys()}, parts):
-        if near := difflib.get_close_matches(word.lower(), sorted(names), n=1):
-            return near[0]
-    return ""
+    if meant := keys_called(word):
+        return meant[0].partition(" ")[0]
+    near = difflib.get_close_matches(word.lower(), [*VERBS, *sorted(parts)], n=1)
+    return near[0] if near and near[0] not in VERBS else ""
 
 
 def _means_key(word: str) -> bool:

@@ -78,7 +78,8 @@ def parse(argv: Sequence[str]) -> Command:
         return Command("help", Namespace(topic=topic, json="--json" in arguments, web=False), ())
     verb = resolve_verb(verb or "up", argv)
     if rest and verb not in REMAINDER_VERBS:
-        hint = "`slipway run` runs a program" if verb == "up" else f"only {', '.join(REMAINDER_VERBS)} do"
+        hint = f"only {', '.join(REMAINDER_VERBS)} do{'; fit compiles +experiment=NAME' * (verb == 'fit')}"
+        hint = "`slipway run` runs a program" if verb == "up" else hint
         raise ConfigError(f"{verb}: takes no command after --; {hint}")
     if overrides and not VERBS[verb].config:
         raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")

@@ -1,11 +1,12 @@
 """What users type in place of our words: the names of runs, other tools' verbs, other ways to write `key=value`."""
 
+import difflib
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from conf.schema.foreign_keys import OTHER_FLAGS, SAME_FLAGS
 from controller.cli.flags import VERBS, Flag
 from controller.config.compose import config_groups
 from controller.config.grammar_errors import torn
@@ -40,50 +41,6 @@ OTHER_VERBS = {
 """Verbs of SkyPilot, dstack, gcluster, Kubernetes, Docker and Terraform, and what they are here."""
 USES = ("chat", "generate", "export")
 """Verbs that use the weights of a run."""
-OUTPUTS = ("--out", "--output", "--output-dir", "-out")
-OTHER_FLAGS = {flag: meant for flags, meant in {
-    "--dry-run --dryrun": "`slipway plan` with the same words shows what would happen",
-    "--cfg": "`slipway plan --config` prints the composed config",
-    "--info": "`slipway help` lists groups and choices, `slipway plan --config` prints what each value comes from",
-    "--config-name --config --experiment --exp": "an experiment is chosen with +experiment=NAME",
-    "--config-dir --config-path": "your own configs are in ./slipway, such as ./slipway/experiment/NAME.yaml",
-    "--env -e": "environment variables are set with env.vars.NAME=VALUE",
-    "--project": "the project is set with cloud=gcp cloud.project=ID, or by `slipway init`",
-    "--region --zone --zones": "a zone is set with tpu.zone=ZONE",
-    "--accelerators": "a slice is chosen with tpu=NAME, such as tpu=v5litepod_16",
-    "--gpus --gpu --num-gpus": "pods are TPUs; the devices of this machine are cloud=here",
-    "--spot --preemptible --use-spot --no-spot": "spot capacity is chosen with tpu.capacity=spot",
-    "--force -y --auto-approve --approve --no-input --non-interactive --assume-yes -auto-approve --no-confirm":
-        "--yes skips the prompts",
-    "-v": "messages are complete; --json prints one document, `slipway version` the version",
-    "--verbose -q --quiet --silent --debug --log-level": "messages are complete; --json prints one document",
-    "--resume --continue": "the same command again resumes a run, from its last checkpoint",
-    "-d --background": "--detach returns once the program has started",
-    "-c -f --file --filename --yaml --task":
-        "an experiment is chosen with +experiment=NAME, a file slipway/experiment/NAME.yaml",
-    "--set -s -o --override --overrides --param -p --var -var --option":
-        "a value is set with key=value alone, such as loop.steps=300",
-    "-w --watch --wait": "`slipway logs --follow` watches a run, `slipway status --sweep ID --follow` a sweep",
-    f"--save-plan {' '.join(OUTPUTS)}":
-        "`slipway plan --save` writes the plan to plans/, `slipway get --to FOLDER` a run's results",
-    "--num-nodes --nnodes --nodes -N --num-workers --replicas --ntasks --nproc":
-        "the slice says how many workers there are, such as tpu=v5litepod_16 with 4",
-    "--tpu-type --accelerator-type --type --accelerator --instance-type --machine-type --tpus":
-        "a slice is chosen with tpu=NAME, or tpu.accelerator_type=TYPE",
-    "--limit -l -n --max --count": "--last N keeps the last N, where a verb lists runs",
-    "--name --run-name --job-name -J": "a run is named with run.name=NAME",
-    "--format --output-format -ojson": "--json prints one JSON document",
-    "--budget --max-cost": "a limit is set with budget.max_usd=USD or budget.max_hours=HOURS",
-    "--time -t --timeout --walltime": "a limit is set with budget.max_hours=HOURS",
-    "--workdir --cwd -C --chdir": "Slipway ships the repository of the current folder; change into it first",
-    "--image --docker-image --container":
-        "the VM's image is set with tpu.runtime_version, packages with env.packages=requirements env.requirements=FILE",
-    "--autostop --idle-minutes-to-autostop --down":
-        "cleanup.on_success and cleanup.idle_minutes say when the pod is deleted",
-    "--cloud --infra --provider": "a cloud is chosen with cloud=gcp, local or here",
-    "--sweep-id --grid": "a sweep is `slipway -m key=a,b`, and is named with --sweep ID",
-}.items() for flag in flags.split()}  # fmt: skip
-"""Flags of other tools, and what does it here."""
 DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
 """What word processors make of - and --."""
 EXPERIMENT = re.compile(r"\+*experiment=.")
@@ -97,11 +54,9 @@ def unknown_verb(word: str, verbs: Sequence[str], argv: Sequence[str]) -> Config
 
     argv: all words of the line.
     """
-    import difflib
-
     near = difflib.get_close_matches(word, verbs, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    if not near and (near := difflib.get_close_matches(word, _experiments(), n=1)):
+    if not near and (near := difflib.get_close_matches(word, config_groups(Path.cwd() / "slipway")["experiment"], n=1)):
         hint = f"did you mean +experiment={near[0]}? "
     if word.lower() in OTHER_VERBS:
         meant = OTHER_VERBS[word.lower()]
@@ -134,9 +89,11 @@ def raise_if_mistyped(verb: str, argv: Sequence[str], flags: Sequence[Flag]) -> 
         flag, before = word.partition("=")[0], argv[at - 1] if at else ""
         if before in valued or flag in taken or ("=" in word[:-1] and word[0] != "-"):
             continue
-        if flag in OUTPUTS and "--to" in taken:
-            raise ConfigError(f"{verb}: has no {flag}; did you mean --to?")
-        if flag in OTHER_FLAGS and flag not in taken:
+        letter = [name for name in sorted(valued) if len(flag) == 2 and name.startswith(f"-{flag}")]
+        same = [ours for ours, theirs in SAME_FLAGS.items() if flag in theirs and ours in taken]
+        if meant := same or (letter if len(letter) < 4 and argv[at + 1 :] and "=" not in argv[at + 1] else []):
+            raise ConfigError(f"{verb}: has no {flag}; did you mean {' or '.join(meant)}?")
+        if flag in OTHER_FLAGS:
             raise ConfigError(f"{verb}: has no {flag}; {OTHER_FLAGS[flag]}")
         rest = argv[at : at + 1] if takes_two else argv[at:]  # `get data logs` names a run and a path
         if meant := _problem_of_value(rest):
@@ -155,8 +112,8 @@ def _problem_of_value(words: Sequence[str]) -> str:
     if not found or (found[2] != "=" and "." not in found[1] and found[1] not in config_groups(Path.cwd() / "slipway")):
         return ""
     sign = "+" if found[1] == "experiment" else ""
-    key = found[1] if _is_key(found[1]) else _key_called(found[1]) or found[1]
-    return f"{found[0]!r} is not how a value is set; did you mean {sign}{key}={found[3]}?"
+    meant = "" if _is_key(found[1]) else _key_called(found[1], found[3])
+    return f"{found[0]!r} is not how a value is set; did you mean {meant or f'{sign}{found[1]}={found[3]}'}?"
 
 
 def unknown_words(
@@ -166,9 +123,8 @@ def unknown_words(
 
     arguments: all words of the line that are no overrides. overrides: the others, whose config has the keys.
     """
-    import difflib
-
     names = [name for flag in flags for name in flag.names if name.startswith("-")]
+    known = [*names, "--help", *(["--version"] if verb == "up" else [])]
     problems = []
     command = " ".join(unknown[next((at for at, word in enumerate(unknown) if word[:1] != "-"), len(unknown)) :])
     if verb in ("exec", "ssh") and command and not WORKER.fullmatch(command):
@@ -177,13 +133,14 @@ def unknown_words(
         flag, _, value = word.partition("=")
         behind = arguments[arguments.index(word) + 1 :][:1]
         value = value or next((each for each in behind if not each.startswith("-")), "…")
-        near = [name for name in names if name.startswith(flag)]
-        near = near or difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
-        key, alone = _key_called(flag, overrides), any(each.names == (flag.lstrip("-"),) for each in flags)
+        near = [name for name in known if name.startswith(flag)]
+        near = near or difflib.get_close_matches(flag, known, n=1, cutoff=0.7)
+        key = _key_called(flag, value, overrides) if VERBS[verb].config else ""
+        alone = any(each.names == (flag.lstrip("-"),) for each in flags)
         elsewhere = [name for name, each in VERBS.items() if any(flag in one.names for one in each.flags)]
         hint = f"write it alone: {value}" if alone else f"did you mean {near[0]}?" if near else ""
         is_sure = bool(difflib.get_close_matches(flag, near, n=1, cutoff=0.9))
-        hint = f"did you mean {key}={value}?" if key and not alone and not is_sure else hint
+        hint = f"did you mean {key}?" if key and not alone and not is_sure else hint
         if elsewhere and not key and not alone:
             hint = f"it is a flag of {', '.join(elsewhere)}; flags: {', '.join(names)}"
         problems.append(f"{verb}: has no {flag}; {hint or 'flags: ' + ', '.join(names)}")
@@ -197,22 +154,19 @@ def unknown_words(
         before = ["", *arguments][arguments.index(unknown[0])].rstrip(":")
         if f"--{unknown[0]}" in names:
             return ConfigError(f"{verb}: did you mean --{unknown[0]}?")
-        if key := _key_called(before, overrides):
-            return ConfigError(f"{verb}: {before!r} is no name of a run; did you mean {key}={unknown[0]}?")
+        if key := _key_called(before, unknown[0], overrides):
+            return ConfigError(f"{verb}: {before!r} is no name of a run; did you mean {key}?")
         problems = [f"{verb}: {wrong_word(unknown[0]) or f'{unknown[0]!r} is too much: {verb} {hint}'}"]
     called = "slipway" if verb == "up" else f"slipway {verb}"
     return ConfigError([f"{problem}; see {called} --help" for problem in problems])
 
 
-def _key_called(word: str, overrides: Sequence[str] = ()) -> str:
-    """Return the key of the overrides' config that a flag or a word without a section means; empty if none does."""
-    from controller.config.compose import compose_raw
-    from controller.config.refusals import keys_called
+def _key_called(word: str, value: str, overrides: Sequence[str] = ()) -> str:
+    """Return `key=value` for the key that a flag or a word without a section means; empty if none does."""
+    from controller.config.refusals import keys_meant
 
-    raw = None
-    with suppress(ConfigError):  # then keys of any config are better than none
-        raw = compose_raw(overrides, extra_dir=Path.cwd() / "slipway") if overrides else None
-    return next((key for key in keys_called(word.lstrip("-").replace("-", "_"), raw) if " " not in key), "")
+    found = keys_meant(word.lstrip("-").replace("-", "_"), value, overrides, Path.cwd() / "slipway")
+    return found[0] if found else ""
 
 
 def wrong_word(word: str) -> str:
@@ -226,8 +180,8 @@ def wrong_word(word: str) -> str:
     if "://" in word:
         run = next((part for part in word.split("/") if RUN_ID.search(part)), "")
         return f"{word} is an address; name the run: {run or 'its id, which `slipway runs` lists'}"
-    if (pair := re.fullmatch(rf"({KEY}):(\S+)", word)) and (meant := _key_called(pair[1])):
-        return f"{word!r} is not how a value is set; did you mean {meant}={pair[2]}?"
+    if (pair := re.fullmatch(rf"({KEY}):(\S+)", word)) and (meant := _key_called(pair[1], pair[2])):
+        return f"{word!r} is not how a value is set; did you mean {meant}?"
     if equals:
         return malformed_key(plain, value) or f"{key!r} is no key; write key=value without spaces around ="
     if re.search(r"\.ya?ml$", word, re.IGNORECASE):
@@ -320,8 +274,6 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
         raise ConfigError(f"{word!r} is the name of no run; {how}")
     if _is_sweep(word, state):
         raise ConfigError(f"{word!r} is a sweep; `slipway status --sweep {word}` lists its runs")
-    import difflib
-
     near = difflib.get_close_matches(word, {str(row.get("name")) for row in index.load_rows(state())}, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     hint = f"did you mean {chosen}? " if (chosen := _choice_called(word)) else hint
@@ -342,10 +294,6 @@ def _choice_called(word: str) -> str:
         if word.replace("-", "_") in groups[group]:
             return f"{'+' * (group == 'experiment')}{group}={word.replace('-', '_')}"
     return ""
-
-
-def _experiments() -> list[str]:
-    return config_groups(Path.cwd() / "slipway")["experiment"]
 
 
 def _latest(word: str, state: Callable[[], Path]) -> str:

@@ -61,6 +61,8 @@ def _placed(problem: ConfigProblem, overrides: Sequence[str], extra_dir: Path | 
     """Return a problem with file and line, if a file of the user's sets the key."""
     from controller.config.own_files import where_set, without_base
 
+    if problem.message.startswith("lacks ") and (removed := [w for w in overrides if w.startswith(f"~{problem.key}.")]):
+        return replace(problem, message=f"needs what {' '.join(removed)} removes; leave that out, or set another value")
     is_part = problem.message.startswith(("lacks ", "has no `kind`", "has keys of another kind"))
     if is_part and (file := without_base(problem.key, extra_dir, overrides)):
         reason = f"{problem.message.partition(';')[0]}; {base_cure(problem.key, file)}"

@@ -48,7 +48,7 @@ def wrong_body(file: OwnFile, groups: Groups, base: Groups) -> Iterator[str]:
 def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str:
     """Return what is wrong with a key of the whole config that a file sets: a group, or no section at all."""
     from conf.schema.config import Config
-    from controller.config.refusals import keys_called
+    from conf.schema.unknown_keys import unknown_key
 
     is_known, is_null = name in Config.model_fields, value.tag == NULL
     if is_null and isinstance(value, yaml.ScalarNode) and is_known:
@@ -70,13 +70,12 @@ def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str
         return ""
     if _has_anchor(value):
         return f"{name}: unknown key; put the anchor where its section stands first, as in `loop: &name`"
-    known = [*Config.model_fields, "defaults"]
     stem = value.value.removesuffix(".yaml") if isinstance(value, yaml.ScalarNode) else ""
     if stem in groups.get("experiment", ()):
         return f"{name}: unknown key; a base is named in `defaults: [{stem}, _self_]`"
-    meant = keys_called(name) or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.65)
-    hint = f"did you mean {' or '.join(meant)}?" if meant else f"sections: {', '.join(sorted(Config.model_fields))}"
-    return f"{name}: unknown key; {hint}"
+    if near := difflib.get_close_matches(name, ["defaults"], n=1, cutoff=0.65):
+        return f"{name}: unknown key; did you mean {near[0]}?"
+    return f"{name}: {unknown_key({}, [name], yaml.SafeLoader('').construct_document(value))}"
 
 
 def _has_anchor(node: yaml.Node) -> bool:

@@ -12,14 +12,16 @@ import yaml
 
 import conf
 from conf.schema.forms import near_choices
-from conf.schema.topology import usual_type
+from conf.schema.topology import tpu_type_table, usual_type
 
 if TYPE_CHECKING:
     from controller.config.own_files import OwnFile
 
 Groups = Mapping[str, Sequence[str]]
 """Names of files by group, bundled and the user's own."""
-DEFAULT = re.compile(r"(?P<words>(?:(?:optional|override)\s+)*)(?P<root>/?)(?P<group>[\w/-]+)(?P<at>@[\w.]*)?$")
+DEFAULT = re.compile(
+    r"(?P<words>(?:(?:optional|override)\s+)*)(?P<root>/?)(?P<group>(?!/|override/|optional/)[\w/-]+)(?P<at>@[\w.]*)?$"
+)
 """Key of an entry of `defaults`, such as `override /model` or `/model@loop.teacher`."""
 
 SIZE = re.compile(r"(?<![a-z\d])\d+[bm](?![a-z])")
@@ -72,10 +74,6 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
         file_of_group = value.value if value.value in groups[group] else base[group][0]
         return f"defaults: {key.value!r} is no group; write `override /{group}: {file_of_group}`"
     group, words = found["group"], found["words"].split()
-    if group.startswith("/"):
-        return f"defaults: one slash is enough: `{' '.join([*words, ''])}/{group.strip('/')}: …`"
-    if group.startswith(("override/", "optional/")):
-        return f"defaults: a space is missing: `{group.replace('/', ' /', 1)}: …`"
     is_null = value.tag == "tag:yaml.org,2002:null"
     name = value.value if isinstance(value, yaml.ScalarNode) and not is_null else "…"
     if group == file.group and not found["at"] and group in base:
@@ -113,7 +111,7 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
 
 def _wrong_base(file: OwnFile, key: yaml.ScalarNode, folder: Path, groups: Groups, base: Groups) -> str:
     """Return what is wrong with the name of a base; empty if nothing is."""
-    name = key.value.removesuffix(".yaml")
+    name = base_name(file.group, key.value)
     if key.tag != "tag:yaml.org,2002:str":
         return f"defaults: {key.value} is no name of a file"
     if name == "_self_" or "$" in name or name in groups.get(file.group, ()):
@@ -142,6 +140,11 @@ def _wrong_base(file: OwnFile, key: yaml.ScalarNode, folder: Path, groups: Group
     return wrong_name(file.group, name, folder, groups)
 
 
+def base_name(group: str, entry: str) -> str:
+    """Return the name of a base: `/experiment/quickstart` is Hydra's for `quickstart` in another experiment."""
+    return entry.removesuffix(".yaml").removeprefix(f"/{group}/").removesuffix("@_global_" * (group == "experiment"))
+
+
 def kind_of(node: yaml.Node) -> str:
     return "a list" if isinstance(node, yaml.SequenceNode) else f"{node.value!r}"
 
@@ -154,7 +157,7 @@ def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> st
     near.sort(key=lambda each: not {*SIZE.findall(stem)} <= {*SIZE.findall(each)})
     hint = f"did you mean {group}={near[0]}? " if near else ""
     kind = usual_type(stem).replace("_", "-")
-    if group == "tpu" and (not near or near[0].replace("_", "-") != kind) and _is_type(kind):
+    if group == "tpu" and (not near or near[0].replace("_", "-") != kind) and kind in tpu_type_table()["types"]:
         hint = f"set tpu.accelerator_type={kind}; "
     hint = f"~{group} removes it; " if name.lower() == "null" else hint
     if "/" not in name or stem not in groups[group]:
@@ -163,16 +166,6 @@ def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> st
         hint += f"a model of the Hub is model=hf model.weights=hf://{'/'.join(name.split('/')[-2:])}; "
     shown = [each for each in groups[group] if group != "scale" or not each.startswith("tiny_")]  # `tiny` chooses these
     return f"no {group} named {name!r}; {hint}choices: {', '.join(shown)}"
-
-
-def _is_type(name: str) -> bool:
-    from conf.schema.topology import UnknownTypeError, find_topology
-
-    try:
-        find_topology(name)
-    except UnknownTypeError:
-        return False
-    return True
 
 
 def _elsewhere(folder: Path | None, group: str, stem: str, groups: Groups) -> str:

@@ -16,7 +16,7 @@ import yaml
 
 import conf
 from controller.config.own_bodies import HEADER, wrong_body, wrong_shapes
-from controller.config.own_defaults import DEFAULT, Groups, kind_of, wrong_defaults
+from controller.config.own_defaults import DEFAULT, Groups, base_name, kind_of, wrong_defaults
 from controller.config.yaml_errors import closed_up, explain
 from controller.core.errors import ConfigError
 
@@ -176,7 +176,7 @@ def read_own_files(folder: Path, overrides: Iterable[str]) -> Iterator[OwnFile]:
         file = _read(path, group, f"{folder.name}/{group}/{path.name}")
         for entry in file.defaults:
             if isinstance(entry, yaml.ScalarNode):
-                yield from walk(group, entry.value.removesuffix(".yaml"), (*above, here), file.place(entry))
+                yield from walk(group, base_name(group, entry.value), (*above, here), file.place(entry))
             elif isinstance(entry, yaml.MappingNode):
                 for key, value in entry.value:
                     if (found := DEFAULT.match(str(key.value))) and isinstance(value, yaml.ScalarNode):

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ def _explain(
     if isinstance(error, OSError) and error.filename:
         return f"cannot compose the config: {error.filename}: {error.strerror}"
     for override in overrides:
-        if said := _wrong_choice(override, extra_dir, choices):
+        if said := _wrong_choice(override, overrides, extra_dir, choices):
             return said
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
@@ -119,12 +119,11 @@ def _explain(
     return _reason(error, overrides, extra_dir)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]
-
-
-def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, Sequence[str]]) -> str:
+def _wrong_choice(
+    override: str, overrides: Sequence[str], extra_dir: Path | None, choices: Mapping[str, Sequence[str]]
+) -> str:
     """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
+    from conf.schema.foreign_keys import OTHER_FLAGS
     from controller.config.own_defaults import wrong_name
 
     key, equals, value = override.lstrip("+~").partition("=")
@@ -132,15 +131,32 @@ def _wrong_choice(override: str, extra_dir: Path | None, choices: Mapping[str, S
     if "." in group or not equals:
         return ""
     if group not in choices:
-        if meant := keys_called(key):
-            return f"{key}: unknown group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
-        near = difflib.get_close_matches(key, choices, n=1)
-        hint = f"did you mean {near[0]}=…? " if near else ""
-        return f"{key}: unknown group; {hint}groups: {', '.join(choices)}"
+        others = [word for word in overrides if word != override]
+        if meant := keys_meant(key, value, others, extra_dir):
+            return f"{key}: unknown group; did you mean {' or '.join(meant)}?"
+        if said := OTHER_FLAGS.get(f"--{key.replace('_', '-')}"):
+            return f"{key}: unknown group; {said}"
+        near = [group for group, names in choices.items() if value in names]
+        near = near if len(near) == 1 else difflib.get_close_matches(key, choices, n=1)
+        hint = f"did you mean {near[0]}={value if value in choices[near[0]] else '…'}? " if near else ""
+        said = "a key stands behind its section, as in loop.steps=300"
+        return f"{key}: unknown group; {hint}{said}; groups: {', '.join(choices)}"
     name = value.strip("\"'")
     if name in choices[group] or (value.startswith("[") and at):
         return ""
     return f"{key}: {wrong_name(group, name, extra_dir, choices)}"
+
+
+def keys_meant(name: str, value: str, overrides: Sequence[str], extra_dir: Path | None) -> list[str]:
+    """Return `key=value` for each key that a word means: of the overrides' config if it has one, else of any."""
+    from conf.schema.unknown_keys import assignment, takes
+    from controller.config.compose import compose_raw
+
+    raw = None
+    with suppress(ConfigError):  # then keys of any config are better than none
+        raw = compose_raw(overrides, extra_dir=extra_dir) if overrides else None
+    meant = keys_called(name, raw) or keys_called(name)
+    return [assignment(each, value) for each in [each for each in meant if takes(each, value)] or meant]
 
 
 def keys_called(name: str, raw: Any = None) -> list[str]:
@@ -149,16 +165,14 @@ def keys_called(name: str, raw: Any = None) -> list[str]:
     raw: the composed data, which have the keys; None: keys of any config.
     """
     from conf.schema.text_keys import types_at
-    from conf.schema.unknown_keys import find_keys, foreign_keys
+    from conf.schema.unknown_keys import find_keys, keys_named
 
     dotted = name.replace("/", ".")
     if "." in dotted:
         return [dotted] if types_at((*dotted.split("."),)) else []
     section, _, rest = name.partition("_")
     inside = [key for key in find_keys(rest, raw) if section in key.split(".")]
-    foreign = foreign_keys(raw, name)
-    same = find_keys(name, raw) if len(foreign) != 1 else []
-    return [*dict.fromkeys([*foreign, *same])] or inside
+    return keys_named(name, raw) or inside
 
 
 def _parse_error(override: str) -> Exception | None:
@@ -171,10 +185,6 @@ def _parse_error(override: str) -> Exception | None:
     return None
 
 
-def _shown(file: Path, extra_dir: Path | None) -> str:
-    return str(file.relative_to(extra_dir.parent)) if extra_dir else str(file)
-
-
 def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Return the message of Hydra or OmegaConf, with the key that it is about and the file that sets it."""
     from controller.config.own_files import where_set
@@ -182,7 +192,7 @@ def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) 
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
-    message, text = _first_line(cause), str(cause)
+    message, text = (str(cause).strip() or repr(cause)).splitlines()[0], str(cause)
     place = None if isinstance(cause, RecursionError) else re.search(r"full_key: ([A-Za-z_]\S*)", text)
     key = re.sub(r"\[(\d+)\]", r".\1", place[1]) if place else ""
     if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours
@@ -196,7 +206,7 @@ def _reason(error: Exception, overrides: Sequence[str], extra_dir: Path | None) 
     file = extra_dir / found[1] / f"{found[2]}.yaml" if found and extra_dir else None
     if file is not None and (file.is_dir() or file.is_symlink()):
         what = "a folder, not a file" if file.is_dir() else "a link to a file that does not exist"
-        return f"{_shown(file, extra_dir)} is {what}"
+        return f"{file.relative_to(extra_dir.parent) if extra_dir else file} is {what}"
     return f"cannot compose the config: {where}{message}"
 
 
@@ -285,12 +295,7 @@ def base_cure(section: str, file: OwnFile) -> str:
 
 def _near_key(name: str, form: str) -> str:
     """Return which key is meant by an unknown one, in a form; empty if none is near."""
-    from conf.schema.base import successors
-    from conf.schema.unknown_keys import sibling_keys
+    from conf.schema.unknown_keys import unknown_key
 
-    path = name.split(".")
-    if renamed := successors(path):
-        return f"; renamed to {', '.join(renamed)}"
-    near = difflib.get_close_matches(path[-1], sibling_keys(path), n=1, cutoff=0.65)
-    meant = ".".join([*path[:-1], *near]) if near else next(iter(keys_called(path[-1])), "")
-    return form.format(meant) if meant and meant != name else ""
+    found = re.search(r"(?:did you mean|renamed to) ([\w.]+)", unknown_key({}, name.split("."), None))
+    return form.format(found[1]) if found else ""

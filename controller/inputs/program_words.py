@@ -169,14 +169,26 @@ def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool, 
     script = script_of(words) or ""
     if PLACEHOLDER in script:
         return ""
-    if certain and words[0] == "make" and not any(w[:1] == "-" for w in words) and not [*folder.glob("*[mM]akefile")]:
-        return f"make: there is no Makefile in {folder}"
+    plain = words[0] == "make" and not any(word[:1] == "-" for word in words)
+    if certain and plain and (said := _make_problem(words[1:], folder)):
+        return f"make: {said}"
     if script.startswith("/") and not script.startswith(SYSTEM_PLACES) and not (here and Path(script).exists()):
         return f"{script}: is outside {root}, which is what the workers get; it must be on them already"
     if Path(words[0]).name.startswith("python") and Path(script).suffix not in OF_PYTHON:
         return f"{script}: is no Python by its name; python starts files such as {Path(script).stem}.py"
     is_empty = certain and script and (folder / script).is_file() and not (folder / script).stat().st_size
     return f"{script}: is empty, so the run ends at once" if is_empty else ""
+
+
+def _make_problem(words: Sequence[str], folder: Path) -> str:
+    """Return that make has no Makefile, or none of its targets the name that is nearly one; empty otherwise."""
+    files = [path for path in folder.glob("*[mM]akefile") if path.is_file()]
+    text = files[0].read_text(errors="replace") if files else ""
+    targets = " ".join(re.findall(r"^([\w./ -]+?)\s*:(?![:=])", text, re.MULTILINE)).split()
+    for word in (word for word in words if word not in targets and not (folder / word).exists()):
+        if near := get_close_matches(word, targets, n=1, cutoff=0.75):
+            return f"{files[0].name} has no {word}; did you mean {near[0]}?"
+    return "" if files else f"there is no Makefile in {folder}"
 
 
 def _near_programs(path: Path, folder: Path, root: Path) -> str:
@@ -195,6 +207,9 @@ def _option_problem(words: Sequence[str]) -> str:
     if not _is_interpreter(words[0]):
         return ""
     option, word = _entry(words)
+    if len(words) == 1:
+        file = "train.py" if "python" in words[0] else "run.sh"
+        return f"{words[0]}: has nothing to run; name a file, such as {words[0]} {file}"
     if option in ("-c", "-m") and word is None:
         return f"{option}: nothing is behind it; name {'a module' if option == '-m' else 'what to run'}"
     module = word or ""

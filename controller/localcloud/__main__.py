@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "serve":
                 return _serve(options)
             case "start":
-                return lifecycle.start(state, _flags(options))
+                return lifecycle.start(state, [*(sys.argv[1:] if arguments is None else arguments)][1:])
             case "stop":
                 lifecycle.stop(state, programs=options.programs)
             case "wipe":
@@ -54,13 +54,6 @@ def _serve(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-def _flags(options: argparse.Namespace) -> list[str]:
-    flags = {"--port": options.port or None, "--operation-seconds": options.operation_seconds}
-    flags |= {"--realism": options.realism, "--idle-exit": options.idle_exit}
-    words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    return [*words, "--held"] if options.held else words
 
 
 def _parser() -> argparse.ArgumentParser:

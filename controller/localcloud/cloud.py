@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from aiohttp import web
 
+from controller.core.json_documents import replace_file
 from controller.localcloud.apis.buckets import Buckets, StoredObjects
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
@@ -39,7 +40,7 @@ from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.http.discovery import MOUNTS, load_discovery
+from controller.localcloud.http.discovery import MOUNTS
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
 from controller.localcloud.iam import Judge, Policies, Tokens
@@ -120,7 +121,6 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     )
     server = Server(
         store=store,
-        discovery=load_discovery(),
         handlers={key: handler for service in services for key, handler in service.handlers().items()},
         media=MediaTransfers(store, objects, blobs),
         metadata=MetadataServer(**shared, tokens=tokens, judge=judge),
@@ -143,16 +143,14 @@ async def serve(state: Path, port: int, idle_exit: float | None, **settings_give
     Port 0 means the previous port, or a free one; `settings_given` are settings, None where not given.
     """
     state = state.resolve()
-    lock = _lock_state_folder(state)
-    try:
-        await _serve(state, lock, port, idle_exit, settings_given)
-    except sqlite3.DatabaseError as error:
-        raise StartError(database_problem(state, error)) from error
+    with _lock_state_folder(state):
+        try:
+            await _serve(state, port, idle_exit, settings_given)
+        except sqlite3.DatabaseError as error:
+            raise StartError(database_problem(state, error)) from error
 
 
-async def _serve(
-    state: Path, lock: IO[str], port: int, idle_exit: float | None, settings_given: Mapping[str, Any]
-) -> None:
+async def _serve(state: Path, port: int, idle_exit: float | None, settings_given: Mapping[str, Any]) -> None:
     store = Store(state / "state.db")
     listener = _listen(store, port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
@@ -174,21 +172,19 @@ async def _serve(
     (state / "endpoint.json").unlink(missing_ok=True)
     await runner.cleanup()
     await cloud.close()
-    lock.close()
 
 
 async def _wait_for_stop(cloud: Cloud, stopped: asyncio.Event, idle_exit: float | None) -> None:
     """Return on a stop request, or after `idle_exit` seconds without a request while no node or instance exists."""
-    wait = None
-    while not stopped.is_set():
-        if idle_exit is not None:
-            quiet = time.monotonic() - cloud.server.last_request
-            used = cloud.store.items("node") or any("/instances/" in path for path, _ in cloud.store.items("compute"))
-            if quiet >= idle_exit and not used:
-                return
-            wait = 1.0 if used else max(0.05, min(idle_exit - quiet, idle_exit))
+    while idle_exit is not None and not stopped.is_set():
+        quiet = time.monotonic() - cloud.server.last_request
+        used = cloud.store.items("node") or any("/instances/" in path for path, _ in cloud.store.items("compute"))
+        if quiet >= idle_exit and not used:
+            return
         with suppress(TimeoutError):
+            wait = 1.0 if used else max(0.05, min(idle_exit - quiet, idle_exit))
             await asyncio.wait_for(stopped.wait(), wait)
+    await stopped.wait()
 
 
 def _lock_state_folder(state: Path) -> IO[str]:
@@ -212,15 +208,11 @@ def _lock_state_folder(state: Path) -> IO[str]:
 def _listen(store: Store, port: int) -> socket.socket:
     former = store.get("setting", "port")
     wanted = port or (former["value"] if former else 0)
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", wanted))
-        listener.listen(1024)
+        listener = socket.create_server(("127.0.0.1", wanted), backlog=1024)
     except OSError as error:
-        listener.close()
-        message = f"cloud.port: cannot listen on 127.0.0.1:{wanted}: {error.strerror}; choose another port"
-        raise StartError(message) from error
+        message = f"cloud.port: cannot listen on 127.0.0.1:{wanted}: {os.strerror(error.errno or 0)}"
+        raise StartError(f"{message}; choose another port") from error
     store.put("setting", "port", {"value": listener.getsockname()[1]})
     return listener
 
@@ -237,7 +229,4 @@ def _write_endpoint(state: Path, url: str, token: str) -> None:
         "ssh_config": str(state / "ssh_config"),
     }
     for name, text in (("token", token), ("endpoint.json", json.dumps(endpoint, indent=2))):
-        fresh = state / f"{name}.new"
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        fresh.replace(state / name)
+        replace_file(state / name, text)  # private, by the umask of the program

@@ -43,45 +43,18 @@ class HubFile(NamedTuple):
 
 
 @dataclass
-class HubFault:
-    """What goes wrong with the next `times` requests whose method and path `match`.
-
-    Attributes:
-        status: the answer's status, such as 429 or 503; None: the request is answered.
-        cut: bytes after which the connection breaks.
-        stall: bytes after which nothing more comes, until the client goes away.
-        corrupt: whether the first byte sent is wrong.
-        loop: whether the answer is a redirect to the same address.
-    """
-
-    match: str
-    times: int = 1
-    status: int | None = None
-    cut: int | None = None
-    stall: int | None = None
-    corrupt: bool = False
-    loop: bool = False
-
-
-@dataclass
 class HubState:
-    """Repositories, who may read them, what goes wrong and what was sent.
+    """Repositories, and who may read them.
 
     Attributes:
         gated: repositories that need an accepted license, as `OWNER/NAME`.
         tokens: the valid tokens, and the repositories whose license their users have accepted; None: any token is valid
             and its user has accepted all.
-        sent: (path, first byte, bytes) of each answer with content.
     """
 
     folder: Path
     gated: set[str] = field(default_factory=set)
     tokens: dict[str, set[str]] | None = field(default_factory=dict)
-    faults: list[HubFault] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-    sent: list[tuple[str, int, int]] = field(default_factory=list)
-    pause: float = 0.0
-    """Seconds between two chunks of content."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     stored: dict[str, Path] = field(default_factory=dict)
     _known: dict[Path, tuple[tuple[int, int], HubFile]] = field(default_factory=dict)
@@ -98,14 +71,6 @@ class HubState:
     def commit(self, repository: Path) -> str:
         listed = [f"{name} {file.blob}" for name, file in self.files(repository).items()]
         return hashlib.sha1("\n".join(listed).encode(), usedforsecurity=False).hexdigest()
-
-    def take_fault(self, request: str) -> HubFault | None:
-        with self._lock:
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.match, request):
-                    fault.times -= 1
-                    return fault
-        return None
 
     def _hashed(self, path: Path) -> HubFile:
         status = path.stat()
@@ -132,8 +97,8 @@ class HubServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, state: HubState) -> None:
-        super().__init__(("127.0.0.1", 0), HubHandler)
+    def __init__(self, state: HubState, handler: type["HubHandler"] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or HubHandler)
         self.state = state
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
@@ -172,18 +137,12 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer; a HEAD is answered like a GET, without the body."""
-        request = f"{self.command} {self.path}"
-        self.state.requests.append(request)
-        fault, path = self.state.take_fault(request), unquote(urlsplit(self.path).path)
-        if fault is not None and fault.loop:
-            return self._send(302, {"Location": self.path, "X-Repo-Commit": "0" * 40, "ETag": '"loop"'})
-        if fault is not None and fault.status is not None:
-            return self._refuse(fault.status, "", "the emulated Hub was told to refuse")
+        path = unquote(urlsplit(self.path).path)
         if stored := STORED.fullmatch(path):
-            return self._serve_stored(stored[1], fault)
+            return self._serve_stored(stored[1])
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token and self.state.tokens is not None and token not in self.state.tokens:
-            return self._refuse(401, "", "Invalid credentials in Authorization header")
+            return self.refuse(401, "", "Invalid credentials in Authorization header")
         if found := API.fullmatch(path):
             kind, name, part, revision, rest = found.groups()
             if (repository := self._find(kind, name, revision, token)) is None:
@@ -192,8 +151,8 @@ class HubHandler(BaseHTTPRequestHandler):
         if found := RESOLVE.fullmatch(path):
             kind, name, revision, file = found.groups()
             repository = self._find("datasets" if kind else "models", name, revision, token)
-            return None if repository is None else self._resolve(repository, name, file, token, fault)
-        return self._refuse(404, "", "Not Found")
+            return None if repository is None else self._resolve(repository, name, file, token)
+        return self.refuse(404, "", "Not Found")
 
     do_HEAD = do_GET  # noqa: N815 - the name that the server calls
 
@@ -201,14 +160,14 @@ class HubHandler(BaseHTTPRequestHandler):
         """Return the folder of a repository; None after a refusal. Strangers learn nothing of what does not exist."""
         repository = self.state.repository(kind, name)
         if repository is None:
-            self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
+            self.refuse(404 if token else 401, "RepoNotFound", "Repository not found")
             return None
         if revision in (None, "main"):
             return repository
         for folder in (repository, *repository.parent.glob(f"{repository.name}@*")):
             if revision in (unquote(folder.name.partition("@")[2]), self.state.commit(folder)):
                 return folder
-        self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return None
 
     def _describe(self, repository: Path, name: str) -> None:
@@ -219,7 +178,7 @@ class HubHandler(BaseHTTPRequestHandler):
         ]
         gated = "manual" if name in self.state.gated else False
         about = {"id": name, "sha": self.state.commit(repository), "private": False, "gated": gated, "tags": []}
-        self._send(200, {"Content-Type": "application/json"}, json.dumps({**about, "siblings": siblings}).encode())
+        self.send(200, {"Content-Type": "application/json"}, json.dumps({**about, "siblings": siblings}).encode())
 
     def _list(self, repository: Path, folder: str) -> None:
         """Answer a page of the tree; a header links the next."""
@@ -239,7 +198,7 @@ class HubHandler(BaseHTTPRequestHandler):
                 entry = {"type": "file", "oid": file.blob, "size": file.size, "path": path}
                 items[path] = entry | ({"lfs": lfs} if file.is_lfs else {})
         if folder and not items:
-            return self._refuse(404, "EntryNotFound", f"{folder} does not exist on main")
+            return self.refuse(404, "EntryNotFound", f"{folder} does not exist on main")
         limit, begin = int(asked.get("limit", PAGE_SIZE)), int(asked.get("cursor", "0"))
         headers = {"Content-Type": "application/json"}
         if begin + limit < len(items):
@@ -247,78 +206,64 @@ class HubHandler(BaseHTTPRequestHandler):
             place = f"{self.server.endpoint}{urlsplit(self.path).path}"
             query = "&".join(f"{key}={quote(value)}" for key, value in {**asked, "cursor": str(begin + limit)}.items())
             headers["Link"] = f'<{place}?{query}>; rel="next"'
-        return self._send(200, headers, json.dumps(list(items.values())[begin : begin + limit]).encode())
+        return self.send(200, headers, json.dumps(list(items.values())[begin : begin + limit]).encode())
 
-    def _resolve(self, repository: Path, name: str, path: str, token: str, fault: HubFault | None) -> None:
+    def _resolve(self, repository: Path, name: str, path: str, token: str) -> None:
         accepted = bool(token) if self.state.tokens is None else name in self.state.tokens.get(token, ())
         if name in self.state.gated and not accepted:
-            return self._refuse(403 if token else 401, "GatedRepo", f"Access to model {name} is restricted")
+            return self.refuse(403 if token else 401, "GatedRepo", f"Access to model {name} is restricted")
         file, commit = self.state.files(repository).get(path), self.state.commit(repository)
         if file is None:
-            return self._refuse(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
+            return self.refuse(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not file.is_lfs:
-            return self._serve(file.path, f'"{file.blob}"', headers, fault)
+            return self._serve(file.path, f'"{file.blob}"', headers)
         assert isinstance(self.server, HubServer)
         place = f"http://localhost:{self.server.server_port}/lfs/{file.sha256}?Signature={self._signature(file.sha256)}"
         linked = {"X-Linked-Size": str(file.size), "X-Linked-Etag": f'"{file.sha256}"', "ETag": f'"{file.blob}"'}
-        return self._send(302, {**headers, **linked, "Location": place})
+        return self.send(302, {**headers, **linked, "Location": place})
 
-    def _serve_stored(self, sha256: str, fault: HubFault | None) -> None:
+    def _serve_stored(self, sha256: str) -> None:
         """Answer as the storage behind LFS: by the signature alone."""
         signature = parse_qs(urlsplit(self.path).query).get("Signature", [""])[0]
         if "Authorization" in self.headers:
-            return self._refuse(400, "", "Only one auth mechanism allowed")
+            return self.refuse(400, "", "Only one auth mechanism allowed")
         if sha256 not in self.state.stored or signature != self._signature(sha256):
-            return self._refuse(403, "", "SignatureDoesNotMatch")
-        return self._serve(self.state.stored[sha256], f'"{sha256[:32]}"', {"Accept-Ranges": "bytes"}, fault)
+            return self.refuse(403, "", "SignatureDoesNotMatch")
+        return self._serve(self.state.stored[sha256], f'"{sha256[:32]}"', {"Accept-Ranges": "bytes"})
 
     def _signature(self, sha256: str) -> str:
         return hashlib.sha256(f"{self.state.key}{sha256}".encode()).hexdigest()[:20]
 
-    def _serve(self, path: Path, etag: str, headers: Mapping[str, str], fault: HubFault | None) -> None:
+    def _serve(self, path: Path, etag: str, headers: Mapping[str, str]) -> None:
         size = path.stat().st_size
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         begin, end = (int(wanted[1]), int(wanted[2] or size - 1) + 1) if wanted else (0, size)
         end = min(end, size)
         if begin >= size and wanted:
-            return self._refuse(416, "", "Range Not Satisfiable", {"Content-Range": f"bytes */{size}"})
+            return self.refuse(416, "", "Range Not Satisfiable", {"Content-Range": f"bytes */{size}"})
         headers = {**headers, "ETag": etag, "Content-Length": str(end - begin)}
         if wanted:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
         self._begin(206 if wanted else 200, headers)
         if self.command == "GET":
-            self._send_range(path, begin, end, fault or HubFault(""))
+            self.send_range(path, begin, end)
         return None
 
-    def _send_range(self, path: Path, begin: int, end: int, fault: HubFault) -> None:
-        name, done = path.name, 0
-        stop = end if fault.cut is None else min(end, begin + fault.cut)
-        try:
-            with path.open("rb") as file:
-                file.seek(begin)
-                while begin + done < stop:
-                    chunk = file.read(min(CHUNK, stop - begin - done))
-                    if fault.corrupt and not done:
-                        chunk = bytes([chunk[0] ^ 1]) + chunk[1:]
-                    self.wfile.write(chunk)
-                    done += len(chunk)
-                    if fault.stall is not None and done >= fault.stall:
-                        self.connection.recv(1)
-                    if self.state.pause:
-                        threading.Event().wait(self.state.pause)
-        finally:
-            self.state.sent.append((name, begin, done))
-        self.close_connection = self.close_connection or stop < end
+    def send_range(self, path: Path, begin: int, end: int) -> None:
+        with path.open("rb") as file:
+            file.seek(begin)
+            while chunk := file.read(min(CHUNK, end - begin)):
+                begin += self.wfile.write(chunk)
 
-    def _refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         told = {"X-Error-Code": code, "X-Error-Message": message} if code else {"X-Error-Message": message}
         if status in (429, 503):
             told["Retry-After"] = "0"
         body = json.dumps({"error": message}).encode()
-        self._send(status, {**(headers or {}), **told, "Content-Type": "application/json"}, body)
+        self.send(status, {**(headers or {}), **told, "Content-Type": "application/json"}, body)
 
-    def _send(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
+    def send(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
         self._begin(status, {**headers, "Content-Length": str(len(body))})
         if self.command == "GET":
             self.wfile.write(body)

@@ -19,15 +19,10 @@ from typing import Any
 
 from conf.schema.cloud import has_method, permissions_of_method, permissions_of_role
 from controller.localcloud.faults.faults import Faults
+from controller.localcloud.http import errors
 from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT, PROJECT_NUMBER, ApiCall
 from controller.localcloud.http.discovery import Method
-from controller.localcloud.http.errors import (
-    ApiError,
-    permission_denied,
-    scopes_insufficient,
-    unauthenticated,
-    user_project_denied,
-)
+from controller.localcloud.http.errors import ApiError, unauthenticated
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.hosts import EMAIL, Vms
@@ -152,8 +147,7 @@ class Policies:
 
     def effective_bindings(self, resource: str) -> list[Document]:
         stored = self._store.get("policy", resource) or {}
-        late = time.time() < stored.get("effectiveAt", 0)
-        return stored["former"] if late else stored.get("bindings", [])
+        return stored["former"] if time.time() < stored.get("effectiveAt", 0) else stored.get("bindings", [])
 
     def create(self, resource: str, bindings: list[Document]) -> None:
         """Give a new resource the policy that it has from the start."""
@@ -164,21 +158,16 @@ class Policies:
         """Replace the policy; raise ApiError `conflict` if its etag is not the current one."""
         current = self.get(resource)
         if policy.get("etag") not in (None, "", current["etag"]):
-            raise ApiError(
-                conflict,
-                "There were concurrent policy changes. Please retry the whole read-modify-write with exponential "
-                "backoff.",
-                status="ABORTED",
-                reason="conflict" if conflict == 409 else "conditionNotMet",
-            )
+            retry = "Please retry the whole read-modify-write with exponential backoff."
+            raise ApiError(conflict, f"There were concurrent policy changes. {retry}", status="ABORTED")
         bindings = [binding for binding in policy.get("bindings", ()) if binding.get("members")]
-        if policy.get("version", 1) < 3 and any(binding.get("condition") for binding in bindings):
+        has_conditions = any(binding.get("condition") for binding in bindings)
+        if policy.get("version", 1) < 3 and has_conditions:
             raise ApiError(400, "Conditional role bindings need policy version 3.")
         for binding in bindings:
             role = binding.get("role", "")
-            if _WITH_CONDITION in role:
-                raise ApiError(400, f"Role {role} is not supported for this resource.")
-            if role.startswith(f"{PROJECT_RESOURCE}/roles/") and self._store.get("role", role) is None:
+            is_unknown = role.startswith(f"{PROJECT_RESOURCE}/roles/") and self._store.get("role", role) is None
+            if _WITH_CONDITION in role or is_unknown:
                 raise ApiError(400, f"Role {role} is not supported for this resource.")
             for member in binding["members"]:
                 if not _MEMBER.fullmatch(member):
@@ -188,7 +177,7 @@ class Policies:
                 if own and not is_visible(self._store.get("serviceAccount", email)):
                     raise ApiError(400, f"Service account {email} does not exist.")
         changed: dict[str, Any] = {
-            "version": 3 if any(binding.get("condition") for binding in bindings) else 1,
+            "version": 3 if has_conditions else 1,
             "etag": format_etag(self._store.next_number("policy")),
             "bindings": bindings,
         }
@@ -303,7 +292,7 @@ class Judgement:
         """Raise ApiError 403 unless the caller holds a permission on a resource."""
         self.used.append(permission)
         if not self.judge.holds(self.caller, permission, resource):
-            raise permission_denied(self.api, permission, resource, self.caller.email)
+            raise errors.permission_denied(self.api, permission, resource, self.caller.email)
 
     def test(self, permissions: list[str], resource: str) -> list[str]:
         """Return those of some permissions that the caller holds, as the testIamPermissions methods do."""
@@ -314,12 +303,12 @@ class Judgement:
         if not self.judge.settings.is_strict:
             return
         if method.scopes and not self.caller.scopes & set(method.scopes):
-            raise scopes_insufficient(method.api, method.name)
+            raise errors.scopes_insufficient(method.api, method.name)
         if quota_project is not None:
             self.used.append("serviceusage.services.use")
             own = quota_project in (PROJECT, PROJECT_NUMBER)
             if not own or not self.judge.holds(self.caller, "serviceusage.services.use", PROJECT_RESOURCE):
-                raise user_project_denied(method.api, quota_project)
+                raise errors.user_project_denied(method.api, quota_project)
         if not has_method(method.api, method.name):
             return  # it is not implemented, which its answer says
         resource = _resource_of(method, path)
@@ -333,7 +322,7 @@ class Judgement:
         resource = _resource_of(method, path)
         listed = method.name.startswith("objects.") and self.judge.store.get("bucket", resource.partition("/")[2])
         if listed and not self.judge.holds(self.caller, "storage.objects.list", resource):
-            raise permission_denied(self.api, "storage.objects.list", resource, self.caller.email)
+            raise errors.permission_denied(self.api, "storage.objects.list", resource, self.caller.email)
 
 
 def _resource_of(method: Method, path: Mapping[str, str]) -> str:

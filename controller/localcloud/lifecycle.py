@@ -33,10 +33,8 @@ def find_endpoint(state: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((state / "endpoint.json").read_text())
         answer = json.loads(request_admin(found, "GET", "settings"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return None  # left behind by a killed server
+    except (FileNotFoundError, NotADirectoryError, urllib.error.URLError, ConnectionError, TimeoutError):
+        return None  # absent, or left behind by a killed server
     except (ValueError, KeyError, TypeError):
         return None  # damaged: a start writes it again
     # A killed server may have left the file while its successor already answers.
@@ -57,7 +55,10 @@ def request_admin(found: Mapping[str, Any], method: str, path: str, body: Any = 
 
 
 def start(state: Path, flags: Sequence[str]) -> int:
-    """Run `serve` in its own session; return 0 once it answers, or its exit code after printing its log to stderr."""
+    """Run `serve` in its own session; return 0 once it answers, or its exit code after printing its log to stderr.
+
+    `flags` may hold another spelling of `--state`.
+    """
     state = state.absolute()
     if find_endpoint(state):
         return 0
@@ -71,7 +72,7 @@ def start(state: Path, flags: Sequence[str]) -> int:
     offset = log.tell()
     with log:
         process = subprocess.Popen(
-            own_program("controller.localcloud", "serve", "--state", str(state), *flags),
+            own_program("controller.localcloud", "serve", *flags, "--state", str(state)),
             cwd=state,  # keeps no folder of the user's busy
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -80,8 +81,7 @@ def start(state: Path, flags: Sequence[str]) -> int:
         )
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
-        code = process.poll()
-        if code is not None:
+        if (code := process.poll()) is not None:
             with log_path.open("rb") as written:
                 written.seek(offset)
                 sys.stderr.write(written.read().decode(errors="replace"))
@@ -99,33 +99,23 @@ def start(state: Path, flags: Sequence[str]) -> int:
     return 2
 
 
-def stop(state: Path, *, programs: bool = False) -> bool:
-    """Stop the server; the state stays. Return False if none was running.
+def stop(state: Path, *, programs: bool = False) -> None:
+    """Stop the server, if one is running; the state stays.
 
     Args:
         programs: kill every process of every worker too; otherwise they keep running.
     """
-    stopped = _stop_server(state)
+    with suppress(psutil.NoSuchProcess):
+        if found := find_endpoint(state):
+            server = psutil.Process(found["pid"])
+            request_admin(found, "POST", "stop")
+            if not wait_ended(server, _STOP_SECONDS):
+                server.kill()
+                wait_ended(server, _STOP_SECONDS)
     if programs:
         from controller.localcloud.vms.image import process_marker  # reads tables, which a plain stop does not need
 
         kill_marked(process_marker(state.resolve()))
-    return stopped
-
-
-def _stop_server(state: Path) -> bool:
-    found = find_endpoint(state)
-    if found is None:
-        return False
-    try:
-        server = psutil.Process(found["pid"])
-    except psutil.NoSuchProcess:
-        return False
-    request_admin(found, "POST", "stop")
-    if not wait_ended(server, _STOP_SECONDS):
-        server.kill()
-        wait_ended(server, _STOP_SECONDS)
-    return True
 
 
 def wipe(state: Path) -> None:
@@ -148,18 +138,12 @@ def client_environment(state: Path) -> dict[str, str]:
     settled = dict(os.environ)
     settle_proxies(settled)
     url, token = found["url"], found["token"]
-    roots = found["roots"]
     gcloud = {
-        "TPU": roots["tpu"],
-        "COMPUTE": f"{url}compute/v1/",
-        "STORAGE": f"{url}storage/v1/",
-        "SERVICEUSAGE": roots["serviceusage"],
-        "CLOUDRESOURCEMANAGER": roots["cloudresourcemanager"],
-        "IAM": roots["iam"],
-        "CLOUDBILLING": roots["cloudbilling"],
+        api: found["roots"][api] for api in ("tpu", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
     }
+    gcloud |= {api: f"{url}{api}/v1/" for api in ("compute", "storage")}
     return {
-        **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": root for api, root in gcloud.items()},
+        **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}": root for api, root in gcloud.items()},
         "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(state.absolute() / "token"),
         "CLOUDSDK_CONFIG": str(state.absolute() / "gcloud"),  # leaves the user's own gcloud config alone
         "CLOUDSDK_CORE_PROJECT": found["project"],

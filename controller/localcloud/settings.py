@@ -19,6 +19,12 @@ _DEFAULTS = {
 }
 
 
+def check_seconds(name: str, seconds: object) -> None:
+    """Raise ApiError 400 unless this is a number of seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+        raise ApiError(400, f"{name} must be a number of seconds, not {seconds!r}")
+
+
 class Settings:
     """Current values, kept in the store. Components hold this object and read a value when they need it.
 
@@ -67,17 +73,13 @@ class Settings:
             raise ApiError(400, f"Unknown setting {sorted(unknown)[0]}; known: {', '.join(values)}")
         values |= change
         for name in ("operation_seconds", "token_seconds"):
-            seconds = values[name]
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
-                raise ApiError(400, f"{name} must be a number of seconds, not {seconds!r}")
+            check_seconds(name, values[name])
         roles = values["caller_roles"]
-        if isinstance(roles, list):
-            roles = values["caller_roles"] = tuple(roles)
-        if not isinstance(roles, tuple) or not all(isinstance(role, str) for role in roles):
+        if not isinstance(roles, list | tuple) or not all(isinstance(role, str) for role in roles):
             raise ApiError(400, f"caller_roles must be a list of roles, not {roles!r}")
         if values["realism"] not in (STRICT, RELAXED):
             raise ApiError(400, f"realism must be {STRICT} or {RELAXED}, not {values['realism']!r}")
         check_limits(values["quotas"])
-        values["operation_seconds"] = float(values["operation_seconds"])
+        values |= {"operation_seconds": float(values["operation_seconds"]), "caller_roles": tuple(roles)}
         vars(self).update(values)
         self._store.put(_KIND, _NAME, values)

@@ -63,8 +63,7 @@ class Store:
         try:
             yield
         except BaseException as error:
-            is_counted = isinstance(error, ApiError) and error.is_counted
-            self.database.execute("COMMIT" if is_counted else "ROLLBACK")
+            self.database.execute("COMMIT" if isinstance(error, ApiError) and error.is_counted else "ROLLBACK")
             raise
         self.database.execute("COMMIT")
 
@@ -83,9 +82,9 @@ class Store:
             raise ApiError(404, message)
         return found
 
-    def delete(self, kind: str, name: str) -> bool:
-        """Delete the document; return False if there was none."""
-        return self.database.execute("DELETE FROM documents WHERE kind=? AND name=?", (kind, name)).rowcount > 0
+    def delete(self, kind: str, name: str) -> None:
+        """Delete the document, if there is one."""
+        self.database.execute("DELETE FROM documents WHERE kind=? AND name=?", (kind, name))
 
     def items(self, kind: str, prefix: str = "") -> list[tuple[str, Document]]:
         """Return (name, document) of a kind for names that start with `prefix`, ordered by name."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from conf.schema.assets import Asset, Kind, SourceAddress, parse_source
+from conf.schema.assets import Asset, SourceAddress, parse_source
 from conf.schema.config import Config
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, Model, family_switches
 from conf.strict_json import dumps
@@ -45,8 +45,8 @@ def with_recipe(tiny: Config, full: Config, given: Set[str]) -> Config:
         full: the same without a scale.
         given: keys that the user has set, which stay.
     """
-    there = [found for found in full.assets.iter_assets() if _is_of_hub(full, *found)]
-    used = {name: (kind, asset) for kind, name, asset in there}
+    there = [found for found in full.assets.iter_assets() if _sources(found[2])]
+    used = {name: (kind, asset) for kind, name, asset in there if is_referenced(full, kind, name)}
     if tiny.data is None or tiny.model is None or full.model is None or not used:
         return tiny
     assets: dict[str, Any] = {f"{kind}s": dict(getattr(tiny.assets, f"{kind}s")) for kind, _ in used.values()}
@@ -72,10 +72,6 @@ def with_recipe(tiny: Config, full: Config, given: Set[str]) -> Config:
             "model": tiny.model.model_copy(update=model),
         }
     )
-
-
-def _is_of_hub(config: Config, kind: Kind, name: str, asset: Asset) -> bool:
-    return bool(_sources(asset)) and is_referenced(config, kind, name)
 
 
 def _sources(asset: Asset) -> list[SourceAddress]:
@@ -177,8 +173,7 @@ def _tokenizer() -> str:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": 256 + i, "content": token, **flags, "special": True} for i, token in enumerate(SPECIAL_TOKENS)]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    vocabulary = {letters[byte]: byte for byte in range(256)}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    model = {"type": "BPE", "vocab": {letters[byte]: byte for byte in range(256)}, "merges": []}
     return dumps({"version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model})
 
 

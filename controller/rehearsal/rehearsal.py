@@ -38,14 +38,6 @@ MAX_STEP = 1e15
 
 
 @dataclass
-class _Steps:
-    """First and last step that an attempt reported."""
-
-    first: int
-    last: int
-
-
-@dataclass
 class Interruption:
     """Event listener that strikes after the program's first output, if `strike` is set, and keeps its steps."""
 
@@ -53,7 +45,8 @@ class Interruption:
     has_struck: bool = False
     attempt: int = 0
     total: int | None = None
-    _steps: dict[int, _Steps] = field(default_factory=dict)
+    _steps: dict[int, list[int]] = field(default_factory=dict)
+    """Those that each attempt reported, in their order."""
     _newest: float = 0.0
 
     def __call__(self, event: Event) -> None:
@@ -73,8 +66,7 @@ class Interruption:
             return
         self._newest = self._newest if time is None else time
         self.total = self.total if total is None else int(total)
-        steps = self._steps.setdefault(self.attempt, _Steps(int(step), int(step)))
-        steps.last = int(step)
+        self._steps.setdefault(self.attempt, []).append(int(step))
 
     def resumption(self) -> tuple[bool, str]:
         """Return whether the last attempt went on after its predecessor's first step, and from where it went on."""
@@ -84,10 +76,10 @@ class Interruption:
         if now is None:
             return False, "from where is unknown, because it reports no steps in $SLIPWAY_RUN_DIR/metrics.jsonl"
         if not earlier:
-            return False, f"at step {now.first}{of}; no step arrived before the preemption to compare it with"
-        if now.first > earlier[0].first:
-            return True, f"at step {now.first}{of}; step {earlier[-1].last} was reached before"
-        return False, f"from the beginning, at step {now.first}{of}: it loaded no checkpoint"
+            return False, f"at step {now[0]}{of}; no step arrived before the preemption to compare it with"
+        if now[0] > earlier[0][0]:
+            return True, f"at step {now[0]}{of}; step {earlier[-1][-1]} was reached before"
+        return False, f"from the beginning, at step {now[0]}{of}: it loaded no checkpoint"
 
 
 def _number(value: Any) -> int | float | None:
@@ -197,8 +189,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
             _create_adopted_pod(config, context)
         interruption = Interruption()
         if isinstance(config.cloud, LocalCloud) and not config.cloud.faults:
-            order = {"key": FAULT_KEY, "faults": [PREEMPTION]}
-            interruption = Interruption(partial(emulator.post, "faults", order))
+            interruption = Interruption(partial(emulator.post, "faults", {"key": FAULT_KEY, "faults": [PREEMPTION]}))
         yield Rehearsal(options, plan, context, emulator, folder, interruption)
     _wipe_cloud(folder)
 
@@ -235,9 +226,7 @@ def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
         return ({"kind": "ssh_refused", "seconds": 2}, {"kind": "http", "status": 503, "match": "GET .*nodes"})
     if config.program.kind == "trainer":
         return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.save_interval}/commit_success"},)
-    if config.code.stand_in:
-        return ({"kind": "preempted", "after_object": "/commit_success"},)
-    return ()
+    return ({"kind": "preempted", "after_object": "/commit_success"},) if config.code.stand_in else ()
 
 
 def _check_recipe(plan: Plan, objects: Sequence[str]) -> list[Check]:
@@ -292,9 +281,8 @@ def check_recovery(faults: Mapping[str, Any], attempts: int, interruption: Inter
 def _check_resumption(what: str, attempts: int, interruption: Interruption) -> Check:
     """Check whether a preemption interrupted the program, and from where it went on."""
     if attempts < 2:
-        return Check(
-            False, f"{what}: nothing proven, because it struck while the program was not running; let it run longer"
-        )
+        why = "because it struck while the program was not running; let it run longer"
+        return Check(False, f"{what}: nothing proven, {why}")
     resumed, where = interruption.resumption()
     verb = "resumed" if resumed else "started again"
     return Check(True, f"{what}: replaced, and the program {verb}: {attempts} attempts; {where}", not resumed)

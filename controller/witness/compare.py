@@ -101,8 +101,7 @@ def state_of(method_id: str, answer: Any) -> str:
     if isinstance(state, str):
         return state
     lists = [value for value in answer.values() if isinstance(value, list)]
-    states = {state_of("", item) for items in lists for item in items if isinstance(item, dict)}
-    return "+".join(sorted(states - {""}))
+    return "+".join(sorted({state_of("", item) for items in lists for item in items if isinstance(item, dict)} - {""}))
 
 
 def is_list(method_id: str) -> bool:
@@ -192,17 +191,14 @@ def compare_order(method_id: str, recorded: list[list[str]], emulated: list[list
             yield Difference("order", method_id, f"{before}, then {after}", "so", "never so")
 
 
-def _lives(states: list[str]) -> Iterator[list[str]]:
+def _lives(states: list[str]) -> list[list[str]]:
     """Split the states of one name into those of the resources that had it, one after the other."""
-    life: list[str] = []
-    for state in states:
-        if life and life[-1] in END_OF_LIFE and state != life[-1]:
-            yield life
-            life = []
-        if not life or life[-1] != state:
-            life.append(state)
-    if life:
-        yield life
+    lives: list[list[str]] = [[]]
+    for state, _ in itertools.groupby(states):
+        lives[-1].append(state)
+        if state in END_OF_LIFE:
+            lives.append([])
+    return lives
 
 
 def operations_out_of_range(

@@ -7,10 +7,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from controller.config.run_yaml import bucket_name
@@ -107,9 +106,11 @@ class TimeLimit:
     def __init__(self, seconds: float, interrupt: Callable[[], object] = interrupt_main_thread) -> None:
         self.reason = ""
         """Why the work was interrupted, empty if it was not."""
-        self._seconds, self._interrupt = seconds, interrupt
+        self._interrupt = interrupt
         self._lock, self._closed = threading.Lock(), False
-        self._timer: threading.Timer | None = None
+        reached = f"the limit of {seconds / 60:g} minutes is reached"
+        self._timer = threading.Timer(seconds, self.stop, (reached,))
+        self._timer.daemon = True
 
     def stop(self, reason: str) -> None:
         """Interrupt the block, once."""
@@ -120,22 +121,13 @@ class TimeLimit:
             self._interrupt()
 
     def __enter__(self) -> Self:
-        minutes = f"{self._seconds / 60:g} minutes"
-        self._start_timer(lambda: self.stop(f"the limit of {minutes} is reached"))
+        self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _start_timer(self, reach: Callable[[], None]) -> None:
-        self._timer = threading.Timer(self._seconds, reach)
-        self._timer.daemon = True
-        self._timer.start()
+        self._timer.cancel()
 
 
 @contextmanager
@@ -250,21 +242,15 @@ class FirstRun:
 def refuse_if_in_use(session: Session) -> None:
     """Refuse to start where the clean-up would delete something that is in use. Raises ConfigError."""
     plan, context = session.plan, session.context
-    try:
-        pod = plan.node.find(context)
-    except ServiceDisabledError:
-        pod = None
-    if pod is not None:
-        raise ConfigError(f"{plan.node.title} exists already; delete it with `slipway down`, or wait for its user")
-    try:
-        objects = context.google.call("storage", "objects.list", bucket=plan.bucket, maxResults=1).get("items")
-    except (NotFoundError, ServiceDisabledError):
-        objects = None
-    if objects:
-        raise ConfigError(
-            f"gs://{plan.bucket} of an earlier witness holds objects, which this one would delete; delete it with "
-            "`gcloud storage rm --recursive`, or set another cloud.bucket"
-        )
+    with suppress(ServiceDisabledError):
+        if plan.node.find(context) is not None:
+            raise ConfigError(f"{plan.node.title} exists already; delete it with `slipway down`, or wait for its user")
+    with suppress(NotFoundError, ServiceDisabledError):
+        if context.google.call("storage", "objects.list", bucket=plan.bucket, maxResults=1).get("items"):
+            raise ConfigError(
+                f"gs://{plan.bucket} of an earlier witness holds objects, which this one would delete; delete it with "
+                "`gcloud storage rm --recursive`, or set another cloud.bucket"
+            )
 
 
 def learn_known(made: StandIns, session: Session) -> None:

@@ -69,10 +69,9 @@ class Outcome:
         return NOTHING_LEFT if stages_ok and not self.refused else FAILED
 
     def as_document(self) -> dict[str, Any]:
-        stages = [stage.to_json() for stage in self.recording.stages]
-        found = None if self.differences is None else [vars(one) for one in self.differences]
-        return {"folder": str(self.recording.folder), **self.recording.facts, "stages": stages, "left": self.left,
-                "refused": self.refused, "differences": found}  # fmt: skip
+        told: dict[str, Any] = {"stages": [stage.to_json() for stage in self.recording.stages], "left": self.left}
+        told["differences"] = None if self.differences is None else [vars(one) for one in self.differences]
+        return {"folder": str(self.recording.folder), **self.recording.facts, **told, "refused": self.refused}
 
 
 class Witness:
@@ -141,9 +140,8 @@ class Witness:
                 plan = session.plan
                 billed = plan if session.context.is_billed else billed
                 price = hourly_price(plan.config, session.context.clock.now())
-            self.recording.facts["pods"][plane] = {
-                "type": plan.config.tpu.accelerator_type, "zone": plan.config.tpu.zone, "usd_per_hour": price.total,
-            }  # fmt: skip
+            pod = {"type": plan.config.tpu.accelerator_type, "zone": plan.config.tpu.zone, "usd_per_hour": price.total}
+            self.recording.facts["pods"][plane] = pod
             total += (price.total or 0.0) * minutes / 60
             told.append(f"{plan.node.title} for at most {minutes:g} minutes, at {price}")
         if total > self.limits.usd:

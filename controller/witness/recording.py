@@ -4,6 +4,7 @@ Raw values are only in memory, and those of others not even there. Each file is 
 written, and scanned after that.
 """
 
+import itertools
 import json
 import os
 import threading
@@ -121,8 +122,10 @@ class Recording:
         self.stages: list[Stage] = []
         self.facts: dict[str, Any] = {}
         """Facts about the whole: cost, limits, versions."""
-        self._lines: list[RequestLine] = []
-        self._count = 0
+        self.lines: list[RequestLine] = []
+        """In the order in which they ended."""
+        self.numbers = itertools.count(1)
+        """Of requests, in the order in which they begin."""
         self._lock = threading.RLock()
         self.start(clock)
 
@@ -158,8 +161,7 @@ class Recording:
 
     @property
     def requests(self) -> list[RequestLine]:
-        with self._lock:
-            return sorted(self._lines, key=lambda line: line.number)
+        return sorted(self.lines, key=lambda line: line.number)
 
     @contextmanager
     def recorded(self, google: GoogleClient) -> Iterator[None]:
@@ -172,16 +174,6 @@ class Recording:
             yield
         finally:
             google.wrap_connection = before
-
-    def number(self) -> int:
-        """Return the number of a request that begins now."""
-        with self._lock:
-            self._count += 1
-            return self._count
-
-    def add(self, line: RequestLine) -> None:
-        with self._lock:
-            self._lines.append(line)
 
     def save(self, differences: str = "") -> list[str]:
         """Write the files and scan them; return what the scan refused to keep, empty if all is well.
@@ -199,8 +191,7 @@ class Recording:
         self._write(README, scrub(readme(self)) + differences)
         refused = []
         for file in (self.folder / REQUESTS, self.folder / README):
-            leaks = {leak for line in file.read_text().splitlines() for leak in self.stand_ins.leaks(line)}
-            if leaks:
+            if leaks := {leak for line in file.read_text().splitlines() for leak in self.stand_ins.leaks(line)}:
                 file.unlink()
                 refused.append(f"{file.name} was deleted: it still held what {', '.join(sorted(leaks))} stands for")
         return refused
@@ -225,12 +216,10 @@ def without_repeats(lines: list[RequestLine]) -> list[RequestLine]:
         answer = dumps([line.status, line.answer])
         said, row = rows.get(line.key, ("", []))
         if line.is_change or answer != said:
-            rows[line.key] = answer, [line]
-            kept.append(line)
-            continue
-        if len(row) > 1:
+            row.clear()
+        elif len(row) > 1:
             kept.remove(row.pop())
-        row.append(line)
+        rows[line.key] = answer, [*row, line]
         kept.append(line)
     return kept
 
@@ -246,7 +235,7 @@ class RecordedConnection:
 
     def request(self, uri: str, method: str = "GET", body: Any = None, headers: Any = None, **options: Any) -> Any:
         recording = self._recording
-        number, began, stage = recording.number(), recording.seconds(), recording.stage
+        number, began, stage = next(recording.numbers), recording.seconds(), recording.stage
         status, answer_headers, content, error = 0, {}, b"", ""
         sent = dict(headers or {})
         try:
@@ -261,7 +250,7 @@ class RecordedConnection:
             is_media = query.get("alt") == "media" and status < 400
             asked = omit_others(self._method_id, _json(body, sent))
             answered = None if is_media else omit_others(self._method_id, _answer(content))
-            recording.add(RequestLine(
+            recording.lines.append(RequestLine(
                 number, began, round(recording.seconds() - began, 3), stage.name if stage else "", self._method_id,
                 method, path, query, _chosen(sent, REQUEST_HEADERS), asked, _size(body), status,
                 _chosen(answer_headers, ANSWER_HEADERS), answered, len(content or b""), error,

@@ -45,8 +45,6 @@ LOOKS = 60
 """How often it is asked for meanwhile."""
 LOOKED_AT = 400
 """Requests after a change among which those of the changed resource are sent once more at once."""
-PASSING = (403, 404, 409, 412)
-"""Refusals that may pass, or come, at another time in the emulated cloud."""
 HEADERS = ("retry-after", "www-authenticate")
 """Headers of answers whose presence is compared."""
 
@@ -159,8 +157,7 @@ class Replayer:
         # the emulated project is new: enable the APIs that the recorded one had before
         first = next((line for line in self._lines if line.method_id == "serviceusage.services.batchGet"), None)
         services = (first.answer or {}).get("services", []) if first and first.status == 200 else []
-        names = [one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"]
-        if names:
+        if names := [one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"]:
             body = dumps({"serviceIds": names[:20]}).encode()
             path = f"v1/projects/{self._cloud.project}/services:batchEnable"
             self._cloud.send("serviceusage", "POST", path, body, {"Content-Type": "application/json"})
@@ -218,11 +215,8 @@ class Replayer:
         """Return whether waiting may bring the recorded answer: not if it has passed already, nor for a list."""
         if emulated.is_refusal and not recorded.is_refusal:
             return True
-        if line.is_change or (recorded.is_refusal and recorded.status not in PASSING):
-            return False
-        if recorded.is_refusal and recorded.status != 404:
-            return False  # what is allowed now is not refused later
-        if compare.is_list(line.method_id):
+        refused = recorded.is_refusal and recorded.status != 404  # what is allowed now is not refused later
+        if line.is_change or refused or compare.is_list(line.method_id):
             return False
         return recorded.shown_state not in self._shown[line.method_id][line.key][:-1]
 
@@ -243,11 +237,10 @@ class Replayer:
         self._shown[line.method_id][line.key].append(found.shown_state)
         if found.is_refusal:
             self._refused.add((line.method_id.partition(".")[0], found.status, found.reason))
-        if status == line.status:
-            for name in HEADERS:
-                if (name in headers) != (name in line.answer_headers):
-                    told = ["there" if name in given else "nothing" for given in (line.answer_headers, headers)]
-                    self.report.add(Difference("header", line.method_id, f"{name} of {status}", *told))
+        for name in HEADERS if status == line.status else ():
+            told = ["there" if name in given else "nothing" for given in (line.answer_headers, headers)]
+            if told[0] != told[1]:
+                self.report.add(Difference("header", line.method_id, f"{name} of {status}", *told))
         return answer, found
 
     def _judge(self, line: RequestLine, recorded: Outcome, answer: Any, emulated: Outcome) -> None:
@@ -263,9 +256,10 @@ class Replayer:
                 self._doubts.append((line, recorded, shown))
         else:
             self._learn(line.answer, answer)
-            if isinstance(line.answer, dict) and isinstance(answer, dict):
+            is_of_objects = method_id.startswith("storage.objects.")
+            if is_of_objects and isinstance(line.answer, dict) and isinstance(answer, dict):
                 self._learn_generation(line, answer)
-            if not any(self._objects_of_workers(line)) and not self._has_folder_of_workers(line):
+            if not self._objects_of_workers(line) and not self._has_folder_of_workers(line):
                 self.report.add(*compare.compare_fields(method_id, line.answer, self._as_recorded(answer)))
 
     def _request(self, line: RequestLine) -> tuple[str, str, str, bytes | None, dict[str, str]]:
@@ -317,26 +311,22 @@ class Replayer:
 
     def _learn_generation(self, line: RequestLine, answer: dict[str, Any]) -> None:
         """Learn the generations of one object, or of those in a list."""
-        if not line.method_id.startswith("storage.objects."):
-            return
         bucket = f"storage/v1/b/{_bucket(line)}/o"
         mine = {item.get("name"): item for item in answer.get("items", [answer])}
         for item in line.answer.get("items", [line.answer]):
-            other, name = mine.get(item.get("name"), {}), item.get("name")
-            if "generation" in item and "generation" in other:
+            name = item.get("name")
+            if "generation" in item and "generation" in (other := mine.get(name, {})):
                 for path in (f"upload/{bucket}", f"{bucket}/{name}"):
                     self._generations[path, item["generation"]] = other["generation"]
 
-    def _objects_of_workers(self, line: RequestLine) -> Iterator[tuple[str, str]]:
-        """Yield bucket and name of the objects of an answer that no recorded request has made."""
+    def _objects_of_workers(self, line: RequestLine) -> list[str]:
+        """Return the names of the objects of an answer that no recorded request has made."""
         if not line.method_id.startswith("storage.objects.") or line.status != 200:
-            return
-        bucket = _bucket(line)
+            return []
+        names = [unquote(line.path.partition("/o/")[2])]
         if line.method_id == "storage.objects.list":
             names = [item.get("name", "") for item in (line.answer or {}).get("items", [])]
-        else:
-            names = [unquote(line.path.partition("/o/")[2])]
-        yield from ((bucket, name) for name in names if name and f"{bucket}/{name}" not in self._objects)
+        return [name for name in names if name and f"{_bucket(line)}/{name}" not in self._objects]
 
     def _has_folder_of_workers(self, line: RequestLine) -> bool:
         """Return whether a list names a folder of objects that no recorded request has made."""
@@ -345,8 +335,8 @@ class Replayer:
         return not all(map(any, known))
 
     def _put_objects_of_workers(self, line: RequestLine) -> None:
-        for bucket, name in list(self._objects_of_workers(line)):
-            path = f"upload/storage/v1/b/{bucket}/o?" + urlencode({"uploadType": "media", "name": name})
+        for name in self._objects_of_workers(line):
+            path = f"upload/storage/v1/b/{_bucket(line)}/o?" + urlencode({"uploadType": "media", "name": name})
             self._cloud.send("storage", "POST", path, b"0", {"Content-Type": "application/octet-stream"})
 
     def _compare_order(self) -> None:

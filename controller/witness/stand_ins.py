@@ -6,9 +6,9 @@ A stand-in has the syntax of what it replaces, so that a recording can be replay
 
 import base64
 import binascii
+import itertools
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, unquote
@@ -83,7 +83,7 @@ MAX_DEPTH = 6
 
 
 class StandIns:
-    """The values seen so far and their stand-ins. `learn` everything first, then `scrub` it. Thread-safe."""
+    """The values seen so far and their stand-ins. `learn` everything first, then `scrub` it."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -91,20 +91,18 @@ class StandIns:
         """What tells of a value in base64."""
         self._counts: dict[str, int] = {}
         self._pattern: re.Pattern[str] | None = None
-        self._lock = threading.RLock()
 
     def add(self, kind: str, value: str | None) -> None:
         """Replace this value from now on, unless it is too short or too common to identify anything."""
-        with self._lock:
-            shortest = SHORTEST_USER if kind == "user" else SHORTEST_SECRET
-            if not value or len(value) < shortest or value in KEPT or value.lower() in COMMON_NAMES:
-                return
-            if value in self._known or value in self._known.values():
-                return
-            self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._known[value] = STAND_INS[kind](self._counts[kind])
-            self._codes[value] = tuple(_encodings(value))
-            self._pattern = None
+        shortest = SHORTEST_USER if kind == "user" else SHORTEST_SECRET
+        if not value or len(value) < shortest or value in KEPT or value.lower() in COMMON_NAMES:
+            return
+        if value in self._known or value in self._known.values():
+            return
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._known[value] = STAND_INS[kind](self._counts[kind])
+        self._codes[value] = tuple(_encodings(value))
+        self._pattern = None
 
     def learn(self, value: Any, key: str = "") -> None:
         """Find what has to be replaced in JSON data, at any depth and in nested JSON, base64 and URLs."""
@@ -117,12 +115,10 @@ class StandIns:
         elif isinstance(value, list | tuple):
             for inner in value:
                 self.learn(inner, key)
-        elif key in KINDS_BY_KEY and isinstance(value, int):
-            self.add(KINDS_BY_KEY[key], str(value))
-        elif isinstance(value, str):
+        elif isinstance(value, int | str):
             if key in KINDS_BY_KEY:
-                self.add(KINDS_BY_KEY[key], value)
-            for text in _forms(value):
+                self.add(KINDS_BY_KEY[key], str(value))
+            for text in _forms(value) if isinstance(value, str) else ():
                 for kind, pattern in PATTERNS:
                     for found in pattern.finditer(text):
                         self._add_match(kind, found[0])
@@ -173,9 +169,8 @@ class StandIns:
         if "%" in text and (plain := unquote(text)) != text and (clean := self._scrub_text(plain, depth - 1)) != plain:
             text = quote(clean, safe="/:?=&@,.~-_")
         text = BASE64.sub(lambda found: self._scrub_base64(found[0], depth), text)
-        for codes in list(self._codes.values()):
-            for code in codes:
-                text = text.replace(code, REMOVED)
+        for code in (code for codes in self._codes.values() for code in codes):
+            text = text.replace(code, REMOVED)
         return text
 
     def _scrub_base64(self, text: str, depth: int) -> str:
@@ -185,24 +180,20 @@ class StandIns:
         return base64.b64encode(clean.encode()).decode()
 
     def _replace(self, text: str) -> str:
-        with self._lock:
-            if self._pattern is None:
-                longest = sorted(self._known, key=len, reverse=True)
-                self._pattern = re.compile("|".join(map(_as_word, longest)) or r"(?!)")
-            return self._pattern.sub(lambda found: self._known[found[0]], text)
+        if self._pattern is None:
+            longest = sorted(self._known, key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(_as_word, longest)) or r"(?!)")
+        return self._pattern.sub(lambda found: self._known[found[0]], text)
 
     def leaks(self, text: str) -> list[str]:
         """Return the stand-ins of the known values that a finished text still holds, in any of their forms."""
-        with self._lock:
-            forms = [(form, form.lower()) for form in _forms(text)]
-            return sorted(
-                {
-                    stand_in
-                    for value, stand_in in self._known.items()
-                    if any(_holds(form, lower, value) for form, lower in forms)
-                    or any(code in text for code in self._codes[value])
-                }
-            )
+        forms = [(form, form.lower()) for form in _forms(text)]
+        return sorted(
+            stand_in
+            for value, stand_in in self._known.items()
+            if any(_holds(form, lower, value) for form, lower in forms)
+            or any(code in text for code in self._codes[value])
+        )
 
 
 def _as_word(value: str) -> str:
@@ -247,15 +238,9 @@ def _forms(text: str, depth: int = MAX_DEPTH) -> Iterator[str]:
 
 
 def _strings(data: Any) -> Iterator[str]:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield key
-            yield from _strings(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _strings(value)
-    elif isinstance(data, str):
-        yield data
+    if isinstance(data, dict | list):
+        for part in itertools.chain.from_iterable(data.items()) if isinstance(data, dict) else data:
+            yield from _strings(part)
     elif data is not None:
         yield str(data)
 
@@ -282,53 +267,37 @@ def _decoded(text: str) -> str | None:
     return decoded if all(c.isprintable() or c in "\n\t\r" for c in decoded) else None
 
 
-LISTS = {
-    "compute.disks.list": "items",
-    "compute.instances.list": "items",
-    "storage.buckets.list": "items",
-    "tpu.projects.locations.nodes.list": "nodes",
-    "tpu.projects.locations.queuedResources.list": "queuedResources",
-}
-"""Lists of which only items with our label are recorded, and the field that holds them."""
-AGGREGATED_LISTS = {
-    f"compute.{kind}.aggregatedList": kind
-    for kind in ("disks", "instances", "instanceGroupManagers", "instanceTemplates", "resourcePolicies")
-}
-"""The same for lists that are grouped by zone."""
+KINDS_OF_OTHERS = frozenset({
+    "disks", "instances", "instanceGroupManagers", "instanceTemplates", "resourcePolicies", "buckets", "nodes",
+    "queuedResources",
+})  # fmt: skip
+"""Kinds of resources of which lists are recorded without the items that lack our label."""
 METADATA = frozenset({"metadata", "commonInstanceMetadata"})
 """Fields of nodes, VMs and the project that hold what people set."""
 
 
 def omit_others(method_id: str, document: Any) -> Any:
     """Return the JSON of a request or an answer without the resources of others and the values of their metadata."""
-    if isinstance(document, dict):
-        if field := LISTS.get(method_id):
-            document = _only_ours(document, field)
-        elif field := AGGREGATED_LISTS.get(method_id):
-            document = _aggregated(document, field)
-    if method_id.startswith(("compute.", "tpu.")):
-        return _clean(document)
-    return document
+    kind, verb = method_id.split(".")[-2:]
+    if isinstance(document, dict) and kind in KINDS_OF_OTHERS and verb in ("list", "aggregatedList"):
+        document = _only_ours(document, kind)
+    return _clean(document) if method_id.startswith(("compute.", "tpu.")) else document
 
 
-def _only_ours(document: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return a list without the items of others; Google omits the field of an empty list."""
-    if not isinstance(document.get(field), list):
+def _only_ours(document: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return a list without the items of others; Google omits the field of an empty list.
+
+    One that is grouped by zone has the zones that had something else.
+    """
+    field = next((field for field in ("items", kind) if field in document), "")
+    listed, rest = document.get(field), {name: value for name, value in document.items() if name != field}
+    if isinstance(listed, dict):
+        zones = {zone: _only_ours(one, kind) for zone, one in listed.items() if isinstance(one, dict)}
+        return {**rest, field: {zone: one for zone, one in zones.items() if one}}
+    if not isinstance(listed, list):
         return document
-    ours = [item for item in document[field] if isinstance(item, dict) and _is_ours(item)]
-    rest = {name: value for name, value in document.items() if name != field}
+    ours = [item for item in listed if isinstance(item, dict) and _is_ours(item)]
     return {**rest, field: ours} if ours else rest
-
-
-def _aggregated(document: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return a list grouped by zone without the items of others, and without the zones that had nothing else."""
-    if not isinstance(document.get("items"), dict):
-        return document
-    cleaned = {
-        zone: _only_ours(listed, field) if isinstance(listed, dict) else {}
-        for zone, listed in document["items"].items()
-    }
-    return {**document, "items": {zone: listed for zone, listed in cleaned.items() if listed}}
 
 
 def _is_ours(item: dict[str, Any]) -> bool:
@@ -336,11 +305,7 @@ def _is_ours(item: dict[str, Any]) -> bool:
     tpu, vms = item.get("tpu"), item.get("properties")
     specs = tpu.get("nodeSpec", []) if isinstance(tpu, dict) else []
     inner = [vms if isinstance(vms, dict) else {}, *(spec.get("node", {}) for spec in specs)]
-    return any(map(_has_label, (item, *inner)))
-
-
-def _has_label(item: dict[str, Any]) -> bool:
-    return isinstance(item.get("labels"), dict) and is_labelled(item)
+    return any(isinstance(one.get("labels"), dict) and is_labelled(one) for one in (item, *inner))
 
 
 def _clean(value: Any) -> Any:

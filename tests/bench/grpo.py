@@ -101,7 +101,7 @@ def rollouts(rounds: int) -> None:
 
     sizes = dict(word.removeprefix("model.").split("=") for word in MODEL[1:])
     cfg = Model(**load_group("model/tiny") | {name: int(size) for name, size in sizes.items()})
-    devices = jax.make_mesh((1, 1, 1), mesh.MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    devices = jax.make_mesh((1,) * 4, mesh.MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 4)
     params, key = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0)), jax.random.key(1)
     random = np.random.default_rng(0)
     prompts = random.integers(0, 512, (16, 64)).tolist()

@@ -160,6 +160,7 @@ def test_files_that_say_nothing_sensible_are_named(files: Any, words: str) -> No
         (None, None, ()),
         ({"eos_token_id": 1}, {"eos_token_id": [1, 107]}, (1, 107)),
         ({"eos_token_id": [128001, 128008, 128009]}, {"eos_token_id": 128001}, (128001, 128008, 128009)),
+        ({"eos_token_id": [1, 106, 50]}, {"text_config": {"eos_token_id": 1}}, (1, 106, 50)),  # Gemma 4's
         ({"top_k": 1}, {"eos_token_id": 2}, (2,)),
         ({"eos_token_id": None}, {"text_config": {"eos_token_id": 106}}, (106,)),
     ],

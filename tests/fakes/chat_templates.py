@@ -181,6 +181,16 @@ GRANITE3 = """{%- macro turn(role) %}<|start_of_role|>{{ role }}<|end_of_role|>{
     {%- endif %}
 {%- endfor %}{{ turn('assistant') if add_generation_prompt else '' }}"""
 
+GEMMA4_E2B = """{{ bos_token }}
+{%- macro answer(text) %}
+    {%- for part in text.split('<channel|>') %}{{ part.split('<|channel>')[0] }}{% endfor %}
+{%- endmacro %}
+{%- for said in messages %}
+    {{- '<|turn>' ~ {'assistant': 'model'}.get(said.role, said.role) ~ '\\n' }}
+    {{- (answer(said.content) if said.role == 'assistant' else said.content) | trim ~ '<turn|>\\n' }}
+{%- endfor %}{{ '<|turn>model\\n' if add_generation_prompt else '' }}"""
+GEMMA4_31B = GEMMA4_E2B.replace("model\\n' if", "model\\n<|channel>thought\\n<channel|>' if")
+
 NEWER = {
     "mistral": MISTRAL,
     "ministral": MINISTRAL,
@@ -189,6 +199,8 @@ NEWER = {
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "granite3": GRANITE3,
+    "gemma4_e2b": GEMMA4_E2B,
+    "gemma4_31b": GEMMA4_31B,
 }
 """Those of the families that derive from others; Gemma 1 has Gemma 2's."""
 OWN = {

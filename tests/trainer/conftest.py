@@ -32,7 +32,8 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_mesh(*sizes: int) -> Mesh:
-    """A mesh (data, fsdp, tensor) over the first devices."""
+    """A mesh (data, fsdp, tensor, expert) over the first devices; axes at the end may be left out."""
+    sizes += (1,) * (len(MESH_AXES) - len(sizes))
     auto = (AxisType.Auto,) * len(MESH_AXES)
     return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=jax.devices()[: math.prod(sizes)])
 

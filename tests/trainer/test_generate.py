@@ -33,6 +33,9 @@ def test_prompts_of_a_file_are_answered_in_their_order(
     assert rows[0]["text"] == rows[2]["text"], "greedy"
     assert generate.main([str(checkpoint), "--prompt", "2 + 2?", "--temperature", "0", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out == rows[3]["text"] + "\n"
+    words = [str(checkpoint), "--prompt", "2 + 2?", "--temperature", "0", "--max-new-tokens", "4", "--min-p", "0.5"]
+    assert generate.main([*words, "--repetition-penalty", "100", "--presence-penalty=-0.5"]) == 0
+    assert capsys.readouterr().out != rows[3]["text"] + "\n", "no byte of the prompt, none twice"
     with pytest.MonkeyPatch.context() as patch:  # what streams is what is drawn
         patch.setattr("sys.stdin", io.StringIO("2 + 2?\n/quit\n"))
         assert chat.main([str(checkpoint), "--temperature", "0", "--max-new-tokens", "4"]) == 0
@@ -74,6 +77,18 @@ def test_what_cannot_be_answered_is_one_line(
     )
     said = capsys.readouterr().err
     assert (code, message in said, said.count("\n")) == ((2, True, 1) if message else (0, True, 0)), said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--repetition-penalty", "0"], ["--presence-penalty=-3"], ["--min-p", "0"], ["--temperature", "-1"],
+     ["--frequency-penalty", "nan"]],
+    ids=str,
+)  # fmt: skip
+def test_numbers_out_of_bounds_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        generate.main(["folder", "--prompt", "x", *words])
+    assert words[0].partition("=")[0] in capsys.readouterr().err
 
 
 def test_a_folder_without_weights_is_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,26 +26,26 @@ DeviceBatch = dict[str, jax.Array]
 """A batch on the devices: global arrays, sharded by rows over the mesh."""
 
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "tensor", "expert")
 
 LOGICAL_AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
-    "batch": ("data", "fsdp"),
+    "batch": ("data", "fsdp", "expert"),
     "rows": "data",  # batch rows, where fsdp splits another axis of the same array
-    "embed": "fsdp",
+    "embed": ("fsdp", "expert"),  # all that split the batch, but for copies: the least memory
     "heads": "tensor",
     "kv_heads": "tensor",
     "hidden": "tensor",
     "vocab": "tensor",
-    "logits": ("fsdp", "tensor"),  # the vocabulary of computed logits
+    "logits": ("fsdp", "tensor", "expert"),  # the vocabulary of computed logits
     "layers": None,
-    "experts": None,
+    "experts": "expert",
     "head_dim": None,
 }
 
 
 def axis_sizes(cfg: conf.schema.training.settings.Mesh, devices: int) -> dict[str, int]:
     """Return the axis sizes for that many devices, with -1 resolved. Raises RunFileError."""
-    sizes = {axis: getattr(cfg, axis) for axis in MESH_AXES}
+    sizes = cfg.sizes
     given = math.prod(size for size in sizes.values() if size != -1)
     if -1 in sizes.values() and devices % given == 0:
         sizes = {axis: devices // given if size == -1 else size for axis, size in sizes.items()}
@@ -73,12 +73,18 @@ def build_mesh(cfg: conf.schema.training.settings.Mesh, devices: Sequence[Any] |
 
 
 def _described(sizes: dict[str, int]) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+    return conf.schema.training.settings.Mesh.shape(sizes, "{} {}")
 
 
 def partition_spec(*axes: str | None) -> PartitionSpec:
-    """Return the partition of an array with these logical axes; None means not split."""
-    return PartitionSpec(*(None if axis is None else LOGICAL_AXIS_RULES[axis] for axis in axes))
+    """Return the partition of an array with these logical axes; None means not split.
+
+    An axis of the mesh splits the first one of them that it can: of weights of experts these, not `embed` too.
+    """
+    names = [_mesh_axes(axis) for axis in axes]
+    taken = [set().union(*names[:i]) for i in range(len(names))]
+    left = [[name for name in own if name not in before] for own, before in zip(names, taken, strict=True)]
+    return PartitionSpec(*(None if not own else own[0] if len(own) == 1 else tuple(own) for own in left))
 
 
 def named_sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
@@ -116,14 +122,22 @@ def padding(axis: str, size: int) -> int:
 
 def is_data_parallel(mesh: Mesh) -> bool:
     """Return whether every device holds all weights."""
-    return mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
+    return all(size == 1 for axis, size in mesh.shape.items() if axis != "data")
 
 
 def num_shards(mesh: Mesh | AbstractMesh, axis: str) -> int:
     """Return the number of parts that a logical axis is split into."""
-    rule = LOGICAL_AXIS_RULES[axis]
-    names = (rule,) if isinstance(rule, str) else rule or ()
-    return math.prod(mesh.shape[name] for name in names)
+    return math.prod(mesh.shape[name] for name in _mesh_axes(axis))
+
+
+def names_of(mesh: Mesh, axis: str) -> str:
+    """Return the axes that split a logical axis, as text."""
+    return " x mesh.".join(name for name in _mesh_axes(axis) if mesh.shape[name] > 1)
+
+
+def _mesh_axes(axis: str | None) -> tuple[str, ...]:
+    rule = None if axis is None else LOGICAL_AXIS_RULES[axis]
+    return (rule,) if isinstance(rule, str) else rule or ()
 
 
 def rows_per_device(batch: int) -> int:
@@ -191,7 +205,8 @@ def shard_rows(loop: LmLoop, mesh: Mesh, process: int | None = None) -> BatchSha
     """
     parts, accumulation = num_shards(mesh, "batch"), check_accumulation(loop, mesh)
     assert mesh.devices is not None, "a mesh of real devices"
-    holders = list(mesh.devices.reshape(parts, -1))  # devices of each part, in the order of the batch axes
+    by_part = np.moveaxis(mesh.devices, MESH_AXES.index("tensor"), -1)  # the only axis that does not split rows
+    holders = list(by_part.reshape(parts, -1))  # devices of each part, in the order of the batch axes
     owners = [{device.process_index for device in part} for part in holders]
     in_order = sorted(range(parts), key=lambda part: (min(owners[part]), part))
     this = jax.process_index() if process is None else process

@@ -107,7 +107,7 @@ def micro_batch_candidates(experiment: RunFile) -> Iterator[Overrides]:
     if isinstance(experiment.loop, CustomLoop | PuzzleLoop):
         return
     sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
-    rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])
+    rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"] * sizes["expert"])
     for size in range((experiment.loop.micro_batch_size or rows) - 1, 0, -1):
         if rows % size == 0:
             yield {"loop.micro_batch_size": size}

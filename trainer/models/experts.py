@@ -1,7 +1,8 @@
 """Experts: a feed-forward block of several, of which a router gives each token the likeliest ones. None is dropped.
 
 Copies of the tokens are sorted by expert and multiplied group by group. Where a mesh splits the weights, each device
-takes its own rows: `mesh.fsdp` gathers the experts of a layer, `mesh.tensor` splits their inner width.
+takes its own rows: `mesh.fsdp` gathers the experts of a layer, `mesh.tensor` splits their inner width. `mesh.expert`
+splits the experts, and gathers the rows: each device computes what its experts add for all of these.
 """
 
 from collections.abc import Iterator
@@ -121,9 +122,14 @@ def _computed(
     is_split: the matrices are one device's parts of those of a mesh.
     """
     per_token, count = chosen.shape[1], gate.shape[0]
+    parts = lax.axis_size("expert") if is_split else 1
+    if parts > 1:
+        rows, chosen, shares = (lax.all_gather(x, "expert", tiled=True) for x in (rows, chosen, shares))
+        # counted from the first one here, so that rows of the experts of other devices are the last
+        chosen = (chosen - lax.axis_index("expert") * count) % (count * parts)
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     places = jnp.argsort(order)
-    sizes = jnp.zeros(count, jnp.int32).at[chosen.reshape(-1)].add(1)
+    sizes = jnp.zeros(count, jnp.int32).at[chosen.reshape(-1)].add(1, mode="drop")
     taken = _permuted(jnp.repeat(rows, per_token, axis=0), order, places)
 
     def product(x: jax.Array, weight: jax.Array, gathered: int) -> jax.Array:
@@ -136,6 +142,8 @@ def _computed(
     inner = (act(gated) * straight * share).astype(rows.dtype)
     out = _permuted(product(inner, down, 2), places, order)
     mixed = out.reshape(-1, per_token, out.shape[-1]).astype(jnp.float32).sum(axis=1).astype(rows.dtype)
+    if parts > 1:
+        mixed = lax.psum_scatter(mixed, "expert", tiled=True)
     return lax.psum(mixed, "tensor") if is_split else mixed
 
 
@@ -164,7 +172,15 @@ def _grouped_product(x: jax.Array, weight: jax.Array, sizes: jax.Array, gathered
     sizes: rows of each group; gathered: the axis of the weight that `mesh.fsdp` splits. The weight's gradient leaves
     its product in float32, and is added up so over the devices; gathered weights are not kept for it.
     """
-    return lax.ragged_dot(x, _gathered(weight, x.dtype, gathered), sizes)
+    return _by_group(x, _gathered(weight, x.dtype, gathered), sizes, gathered is not None)
+
+
+def _by_group(x: jax.Array, weight: jax.Array, sizes: jax.Array, is_split: bool) -> jax.Array:
+    """Multiply each row with the matrix of its group; rows of other devices' experts, the last, give 0."""
+    out = lax.ragged_dot(x, weight, sizes)
+    if not is_split or lax.axis_size("expert") == 1:
+        return out
+    return jnp.where(jnp.arange(len(x))[:, None] < sizes.sum(), out, 0)  # kernels may leave them undefined
 
 
 def _gathered(weight: jax.Array, dtype: jnp.dtype, axis: int | None) -> jax.Array:
@@ -182,7 +198,7 @@ def _grouped_product_backward(
     gathered: int | None, saved: tuple[jax.Array, jax.Array, jax.Array], change: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     x, weight, sizes = saved
-    of_x = lax.ragged_dot(change, _gathered(weight, x.dtype, gathered).swapaxes(1, 2), sizes)
+    of_x = _by_group(change, _gathered(weight, x.dtype, gathered).swapaxes(1, 2), sizes, gathered is not None)
     of_weight = lax.ragged_dot_general(x, change, sizes, BY_GROUP, preferred_element_type=jnp.float32)
     if gathered is not None:
         of_weight = lax.psum_scatter(of_weight, "fsdp", scatter_dimension=gathered, tiled=True)

@@ -113,7 +113,7 @@ def param_shardings(cfg: AnyModel, mesh: Mesh) -> Params:
             parts = 1 if axis is None else meshes.num_shards(mesh, axis)
             if axis is not None and size % parts:
                 raise RunFileError(
-                    f"mesh.{meshes.LOGICAL_AXIS_RULES[axis]}: {parts} devices cannot split the {size} {axis} of {path} "
+                    f"mesh.{meshes.names_of(mesh, axis)}: {parts} devices cannot split the {size} {axis} of {path} "
                     "evenly"
                 )
     return jax.tree.map(lambda w: meshes.named_sharding(mesh, *w.axes), table)

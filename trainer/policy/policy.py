@@ -5,8 +5,9 @@ arguments.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,8 @@ from trainer.distributed.mesh import MESH_AXES
 from trainer.models.weights import Params
 from trainer.policy.run_files import TOKENIZER_FILE, TOKENIZER_FOLDER, is_plain_text
 from trainer.pretrained import run_weights, store
-from trainer.sampler import Sampler, SamplerSettings, StopCriteria
+from trainer.sampler import Distribution, Sampler, SamplerSettings, StopCriteria
+from trainer.sampler.settings import PLAIN
 from trainer.tokenizer.loading import LibraryTokenizer, Tokenizer, load_tokenizer
 
 STREAM_CHUNK = 4
@@ -40,9 +42,8 @@ class Sampling:
 
     max_new_tokens: int
     temperature: float
-    top_k: int | None
-    top_p: float | None
-    seed: int
+    seed: int = 0
+    drawn_from: Distribution = PLAIN
 
 
 class Response(NamedTuple):
@@ -180,7 +181,7 @@ class Policy:
                 "it is not the tokenizer of these weights"
             )
         self._mesh = jax.make_mesh(
-            (1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=jax.devices()[:1]
+            (1,) * len(MESH_AXES), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=jax.devices()[:1]
         )
         self._params = store.load_sharded(folder, self.cfg, self._mesh)
         self._copies: dict[int, tuple[Sampler, Params]] = {}
@@ -194,8 +195,8 @@ class Policy:
         """Return how the run drew its responses; for other weights, 256 tokens at temperature 1."""
         loop, longest = self.loop, self.cfg.max_sampled_len
         if loop is None:
-            return Sampling(min(256, longest // 2), 1.0, None, None, 0)
-        return Sampling(loop.max_new_tokens, loop.temperature, loop.sampler.top_k, loop.sampler.top_p, 0)
+            return Sampling(min(256, longest // 2), 1.0)
+        return Sampling(loop.max_new_tokens, loop.temperature, drawn_from=Distribution.of(loop.sampler))
 
     def generate(
         self,
@@ -226,8 +227,7 @@ class Policy:
             sampling.max_new_tokens,
             min(slots, len(prompts) * samples),
             STREAM_CHUNK if stream else min(MAX_DECODE_CHUNK, sampling.max_new_tokens),
-            sampling.top_k,
-            sampling.top_p,
+            sampling.drawn_from,
         )
         sampler, copy = self._sampler(settings)
         told = None if stream is None else lambda _, tokens: stream(self.prompts.decode(tokens))
@@ -239,8 +239,8 @@ class Policy:
         """Return the sampler of some settings with its copy of the weights; the last one is kept."""
         key = hash(settings)
         if key not in self._copies:
-            texts = self.loop.sampler.stop if self.loop else ()
-            stops = StopCriteria.of(self.prompts.stop_tokens, texts, self.prompts.tokenizer)
+            texts, ids = (self.loop.sampler.stop, self.loop.sampler.stop_token_ids) if self.loop else ((), ())
+            stops = StopCriteria.of([*self.prompts.stop_tokens, *ids], texts, self.prompts.tokenizer)
             made = Sampler(self.cfg, settings, self._mesh, stops)
             self._copies = {key: (made, made.load_params(self._params))}
         return self._copies[key]
@@ -249,9 +249,18 @@ class Policy:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folder of weights and how to draw responses."""
     parser.add_argument("folder", type=epath.Path, help="RUN/checkpoints/STEP, or a folder of exported weights")
-    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0: greedy (default: the run's, or 1)")
+    parser.add_argument(
+        "--temperature", type=_number(0, math.inf), metavar="T", help="0: greedy (default: the run's, or 1)"
+    )
     parser.add_argument("--top-k", type=count, help="sample from the K likeliest tokens", metavar="K")
     parser.add_argument("--top-p", type=_share, help="sample from the likeliest tokens of probability P", metavar="P")
+    parser.add_argument("--min-p", type=_share, help="from those with share P of the likeliest one's", metavar="P")
+    for name, bounds in (
+        ("repetition", _number(0.01, 100)),
+        ("presence", _number(-2, 2)),
+        ("frequency", _number(-2, 2)),
+    ):
+        parser.add_argument(f"--{name}-penalty", type=bounds, help=f"as loop.sampler.{name}_penalty", metavar="X")
     parser.add_argument(
         "--max-new-tokens", type=count, metavar="N", help="tokens of a response (default: the run's, or 256)"
     )
@@ -264,15 +273,20 @@ def load_policy(options: argparse.Namespace) -> tuple[Policy, Sampling]:
     """Return the policy and how to draw its responses. Raises RunFileError."""
     files.use_buckets()
     policy = Policy(options.folder, tokenizer=options.tokenizer, dtype=options.dtype)
-    named = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "max_new_tokens", "seed")}
-    given = {name: value for name, value in named.items() if value is not None}
-    return policy, replace(policy.default_sampling(), **given)
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    sampling = policy.default_sampling()
+    chosen = {part.name: given[part.name] for part in fields(Sampling) if part.name in given}
+    drawn = {part.name: given[part.name] for part in fields(Distribution) if part.name in given}
+    return policy, replace(sampling, drawn_from=replace(sampling.drawn_from, **drawn), **chosen)
 
 
-def _temperature(word: str) -> float:
-    if (value := float(word)) < 0:
-        raise argparse.ArgumentTypeError(f"{word} is below 0")
-    return value
+def _number(least: float, most: float) -> Callable[[str], float]:
+    def parse(word: str) -> float:
+        if not least <= (value := float(word)) <= most:
+            raise argparse.ArgumentTypeError(f"{word} is not from {least:g} to {most:g}")
+        return value
+
+    return parse
 
 
 def count(word: str) -> int:

@@ -36,8 +36,15 @@ def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncod
     """Return the sampler for rollouts and evaluations, which share its programs. Raises RunFileError."""
     if problem := stop_problem(loop.sampler.stop, prompting.tokenizer.special_tokens):
         raise RunFileError(f"loop.sampler.stop: {problem}")
-    stops = StopCriteria.of(prompting.stop_tokens, loop.sampler.stop, prompting.tokenizer)
-    return Sampler(cfg, sampler_settings(loop), mesh, stops)
+    if problem := loop.sampler.unknown_ids(cfg.vocab_size):
+        raise RunFileError(f"loop.sampler.{problem}")
+    return Sampler(cfg, sampler_settings(loop), mesh, stop_criteria(loop, prompting))
+
+
+def stop_criteria(loop: GrpoLoop, prompting: PromptEncoder) -> StopCriteria:
+    """Return what ends a response of the loop."""
+    ids = [*prompting.stop_tokens, *loop.sampler.stop_token_ids]
+    return StopCriteria.of(ids, loop.sampler.stop, prompting.tokenizer)
 
 
 def sampler_settings(loop: GrpoLoop) -> SamplerSettings:

@@ -9,6 +9,6 @@ or processes.
 """
 
 from trainer.sampler.engine import Completion, LogitsError, Sampler
-from trainer.sampler.settings import SamplerSettings, StopCriteria
+from trainer.sampler.settings import Distribution, SamplerSettings, StopCriteria
 
-__all__ = ["Completion", "LogitsError", "Sampler", "SamplerSettings", "StopCriteria"]
+__all__ = ["Completion", "Distribution", "LogitsError", "Sampler", "SamplerSettings", "StopCriteria"]

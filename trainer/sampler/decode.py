@@ -1,5 +1,6 @@
 """Compute prompts, insert rows into slots, and decode a chunk of tokens for each."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from trainer.models import attention, decoder, delta_net, per_layer
 from trainer.models.weights import Params
 from trainer.sampler import cache as caches
 from trainer.sampler.cache import KVCache, places_axes
-from trainer.sampler.settings import SamplerSettings
+from trainer.sampler.settings import PLAIN, Distribution, SamplerSettings
 
 MASKED_LOGIT = -1e30
 """Logit of an excluded token: its probability is exactly 0."""
@@ -23,16 +24,17 @@ def sample_token(
     keys: jax.Array,
     at: jax.Array,
     temperature: jax.Array,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    drawn_from: Distribution = PLAIN,
+    said: "Said | None" = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Sample a token per row of logits [B, V]: int32 [B], and its log-probability in that distribution, float32 [B].
 
-    keys: [B], one per row; at: int32 [B], the token's index within its row, which varies the randomness. Temperature 0
-    takes the likeliest token, with its log-probability at temperature 1. Sampling uses the Gumbel-max trick. A row
-    with a logit that is NaN or infinity has the log-probability NaN.
+    keys: [B], one per row; at: int32 [B], the token's index within its row, which varies the randomness; said: what
+    penalties need. Temperature 0 takes the likeliest token, with its log-probability at temperature 1. Sampling uses
+    the Gumbel-max trick. A row with a logit that is NaN or infinity has the log-probability NaN.
     """
-    scaled = truncate_logits(logits / jnp.where(temperature > 0, temperature, 1.0), top_k, top_p)
+    changed = change_logits(logits, drawn_from, said)
+    scaled = truncate_logits(changed / jnp.where(temperature > 0, temperature, 1.0), drawn_from)
 
     def noise() -> jax.Array:
         return jax.vmap(lambda key, i: jax.random.gumbel(jax.random.fold_in(key, i), logits.shape[1:]))(keys, at)
@@ -43,12 +45,37 @@ def sample_token(
     return token, chosen - jax.nn.logsumexp(scaled, axis=-1)
 
 
-def truncate_logits(logits: jax.Array, top_k: int | None, top_p: float | None) -> jax.Array:
+class Said(NamedTuple):
+    """The tokens that each row has: arrays, or their partitions. Only penalties need them."""
+
+    prompt: Any  # bool [rows, V]: whether the prompt has the token
+    response: Any  # int32 [rows, V]: how often the response has it
+
+
+def change_logits(logits: jax.Array, drawn_from: Distribution, said: Said | None) -> jax.Array:
+    """Return the logits [B, V] with biases and penalties."""
+    if drawn_from.logit_bias:
+        ids, biases = zip(*drawn_from.logit_bias, strict=True)
+        logits = logits.at[:, jnp.array(ids)].add(jnp.array(biases, logits.dtype))
+    if said is not None:
+        in_response, penalty = said.response > 0, drawn_from.repetition_penalty
+        repeated = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        logits = jnp.where(said.prompt | in_response, repeated, logits)
+        logits -= drawn_from.presence_penalty * in_response + drawn_from.frequency_penalty * said.response
+    return logits
+
+
+def truncate_logits(logits: jax.Array, drawn_from: Distribution) -> jax.Array:
     """Set the logits [B, V] of excluded tokens to MASKED_LOGIT; ties are kept or excluded together.
 
-    top_p (https://arxiv.org/abs/1904.09751): keep the smallest set of likeliest tokens, among those left by top_k,
-    whose probability reaches it. NaN is neither less than nor equal to anything, so it stays and shows.
+    First min_p (https://arxiv.org/abs/2407.01082), then top_k, then top_p (https://arxiv.org/abs/1904.09751): the
+    smallest set of likeliest tokens, among those left, whose probability reaches it. NaN is neither less than nor equal
+    to anything, so it stays and shows.
     """
+    top_k, top_p = drawn_from.top_k, drawn_from.top_p
+    if drawn_from.min_p is not None:
+        least = logits.max(axis=-1, keepdims=True) + math.log(drawn_from.min_p)
+        logits = jnp.where(logits < least, MASKED_LOGIT, logits)
     if top_k is not None and top_k < logits.shape[-1]:
         least = lax.top_k(logits, top_k)[0][:, -1:]
         logits = jnp.where(logits < least, MASKED_LOGIT, logits)
@@ -66,9 +93,10 @@ class PrefillResult(NamedTuple):
 
     hidden: Any  # [P, D], of each prompt's last token
     cache: KVCache  # of the prompts, by position instead of place
+    said: Any  # bool [P, V], see Said; None without penalties
 
 
-def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
+def prefill(cfg: Model, drawn_from: Distribution, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
     """Compute prompts. tokens: int32 [P, bucket], padded on the right with any token; lengths: int32 [P]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     used: dict[int, decoder.KeysAndValues] = {}
@@ -106,8 +134,12 @@ def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> 
             x, first, weights, cfg, positions, kind, attend, recurrence=remember, shared=shared, own_input=own_input
         )
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
+    said = None
+    if drawn_from.has_penalties:
+        none = jnp.zeros((len(tokens), cfg.vocab_size), bool)
+        said = none.at[jnp.arange(len(tokens))[:, None], tokens].max(positions < lengths[:, None])
     cache = KVCache(tuple(keys), tuple(values), tuple(memories))
-    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), cache)
+    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), cache, said)
 
 
 NO_TOKEN = -1
@@ -124,13 +156,16 @@ class Slots(NamedTuple):
     active: Any  # bool [slots]
     step: Any  # int32: decoding steps since the beginning, shared by all rows
     cache: KVCache
+    said: Said | None  # None without penalties
 
 
-def init_slots(cfg: Model, slots: int, length: int) -> Slots:
+def init_slots(cfg: Model, drawn_from: Distribution, slots: int, length: int) -> Slots:
     """Return empty slots. length: tokens of the longest row, prompt and response."""
     none = jnp.zeros(slots, jnp.int32)
     hidden = jnp.zeros((slots, cfg.dim), cfg.activation_dtype)
-    return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.init_cache(cfg, slots, length))
+    words = jnp.zeros((slots, cfg.vocab_size), jnp.int32)
+    said = Said(words > 0, words) if drawn_from.has_penalties else None
+    return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.init_cache(cfg, slots, length), said)
 
 
 def insert_prompts(
@@ -141,7 +176,10 @@ def insert_prompts(
     source: int32 [slots], the prompt of each slot's new row, negative if none; lengths, rows: int32 [slots], of the new
     rows.
     """
-    new = source >= 0
+    new, said = source >= 0, slots.said
+    if said is not None:
+        in_prompt = prompts.said[jnp.maximum(source, 0)]
+        said = Said(jnp.where(new[:, None], in_prompt, said.prompt), jnp.where(new[:, None], 0, said.response))
     return Slots(
         jnp.where(new[:, None], prompts.hidden[jnp.maximum(source, 0)], slots.hidden),
         jnp.where(new, lengths, slots.position),
@@ -150,6 +188,7 @@ def insert_prompts(
         new | slots.active,
         slots.step,
         caches.insert_prompts(slots.cache, prompts.cache, source, lengths, slots.step),
+        said,
     )
 
 
@@ -190,13 +229,16 @@ def decode(
     def next_token(loop: _DecodeState) -> _DecodeState:
         now = loop.slots
         logits = decoder.unembed(copy, cfg, now.hidden)
-        token, logprob = sample_token(logits, keys, now.num_generated, temperature, settings.top_k, settings.top_p)
+        token, logprob = sample_token(logits, keys, now.num_generated, temperature, settings.drawn_from, now.said)
         told = jnp.where(now.active, token, NO_TOKEN)
         logprob = jnp.where(now.active, logprob, 0.0)
         lasts = now.num_generated + 1 >= settings.max_new_tokens
         lasts |= jnp.isin(token, jnp.array(ends, jnp.int32))
         hidden, cache = _decode_step(copy, cfg, token, now)
         moved = now.active.astype(jnp.int32)
+        said = now.said
+        if said is not None:
+            said = said._replace(response=said.response.at[jnp.arange(count), token].add(moved))
         later = now._replace(
             hidden=hidden,
             position=now.position + moved,
@@ -204,6 +246,7 @@ def decode(
             active=now.active & ~lasts,
             step=now.step + 1,
             cache=cache,
+            said=said,
         )
         write = lambda into, new: lax.dynamic_update_slice_in_dim(into, new[:, None], loop.t, axis=1)  # noqa: E731
         return _DecodeState(loop.t + 1, later, write(loop.tokens, told), write(loop.logprobs, logprob))

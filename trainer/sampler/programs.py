@@ -25,7 +25,7 @@ from trainer.models.delta_net import Memory
 from trainer.models.weights import Params
 from trainer.sampler import decode
 from trainer.sampler.cache import CACHE_AXES, PREFILL_AXES, KVCache, layers_with_rings, memory_axes, recurrent_layers
-from trainer.sampler.decode import PrefillResult, Slots, prefill
+from trainer.sampler.decode import PrefillResult, Said, Slots, prefill
 from trainer.sampler.settings import SamplerSettings
 
 SMALL_MODEL_BYTES = 512 << 20
@@ -42,21 +42,23 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
     """Return the sampler's mesh over the trainer's devices, in the same order.
 
     Every token reads all weights. Sharded by heads (`tensor`), each device reads its own part, at the cost of two small
-    all-reduces per layer; sharded as for training (`fsdp`), all weights would be gathered for each token.
+    all-reduces per layer; sharded as for training (`fsdp`), all weights would be gathered for each token. `expert`
+    splits experts alone.
 
-    If `settings.mesh` is None, tensor is the smallest size that makes the copy small on each device, among those that
-    divide heads, feed-forward width, vocabulary and devices; otherwise the largest of them. Raises RunFileError.
+    If `settings.mesh` is None, expert is as for training, and tensor the smallest size that makes the copy small on
+    each device, among those that divide heads, feed-forward width, vocabulary and the devices that are left; otherwise
+    the largest of them. Raises RunFileError.
     """
-    devices = math.prod(mesh.shape.values())
+    devices, expert = math.prod(mesh.shape.values()), mesh.shape["expert"]
     if settings.mesh is not None:
         try:
             sizes = meshes.axis_sizes(settings.mesh, devices)
         except RunFileError as error:
             raise RunFileError(f"loop.sampler.{error}") from None
-        tensor = sizes["tensor"]
+        tensor, expert = sizes["tensor"], sizes["expert"]
     else:
         common = math.gcd(
-            devices,
+            devices // expert,
             cfg.num_kv_heads,
             cfg.num_global_kv_heads or 0,
             cfg.per_layer_dim,
@@ -69,7 +71,7 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
         possible = [n for n in range(1, common + 1) if common % n == 0]
         tensor = next((n for n in possible if size // n <= SMALL_MODEL_BYTES), possible[-1])
     assert mesh.devices is not None, "a mesh of devices"
-    arranged = mesh.devices.reshape(devices // tensor, 1, tensor)
+    arranged = mesh.devices.reshape(devices // (tensor * expert), 1, tensor, expert)
     found = Mesh(arranged, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
     try:
         weights.param_shardings(cfg, found)
@@ -98,9 +100,14 @@ def param_shardings(cfg: Model, mesh: Mesh) -> Params:
     layers: list[Params] = [{} for _ in range(cfg.num_layers)]
     for name, weight in table["layers"].items():
         for layer in holders(cfg, name, range(cfg.num_layers)):
-            layers[layer][plain_name(name)] = meshes.named_sharding(mesh, *weight.axes[1:])
-    rest = {name: meshes.named_sharding(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
+            layers[layer][plain_name(name)] = _sharding(mesh, weight.axes[1:])
+    rest = {name: _sharding(mesh, weight.axes) for name, weight in table.items() if name != "layers"}
     return rest | {"layers": layers}
+
+
+def _sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> jax.NamedSharding:
+    """Return that of the copy, whose rows of `embed` are whole on each device."""
+    return meshes.named_sharding(mesh, *(None if axis == "embed" else axis for axis in axes))
 
 
 def abstract_params(cfg: Model, mesh: Mesh) -> Params:
@@ -134,8 +141,10 @@ class SamplerPrograms:
         self._shards = meshes.num_shards(self.mesh, "batch")
         self.slots = -(-settings.slots // self._shards) * self._shards
         copy = jax.tree.map(lambda sharding: sharding.spec, param_shardings(cfg, self.mesh))
-        slots, waiting = self._slot_specs(), PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES))
-        own = PrefillResult(ROW_SHARDED, self._cache_specs(CACHE_AXES))
+        drawn_from = settings.drawn_from
+        slots, waiting = self._slot_specs(), self._waiting_specs()
+        said = ROW_SHARDED if drawn_from.has_penalties else None
+        own = PrefillResult(ROW_SHARDED, self._cache_specs(CACHE_AXES), said)
 
         def admitted(slots: Slots, prompts: PrefillResult, rows: jax.Array) -> Slots:
             return decode.insert_prompts(slots, prompts, rows[0], rows[1], rows[2])
@@ -145,7 +154,7 @@ class SamplerPrograms:
             return decode.decode(copy, self.cfg, settings, ends, slots, wanted, randomness, temperature)
 
         self.reshard = self._jit("reshard", lambda params: copy_params(params, self.cfg), copy)
-        computed = self._per_device(lambda *given: prefill(self.cfg, *given), (copy, ROW_SHARDED, ROW_SHARDED), own)
+        computed = self._per_device(partial(prefill, self.cfg, drawn_from), (copy, ROW_SHARDED, ROW_SHARDED), own)
         self.prefill = self._jit("prefill", computed, waiting)
         self.insert_prompts = self._jit(
             "admit", self._per_device(admitted, (slots, waiting, COLUMN_SHARDED), slots), slots, donated=(0,)
@@ -156,7 +165,7 @@ class SamplerPrograms:
         )
         lengths = {length for bucket in settings.buckets for length in settings.cache_lengths(bucket)}
         self._init = {
-            length: self._jit("empty", partial(decode.init_slots, self.cfg, self.slots, length), slots)
+            length: self._jit("empty", partial(decode.init_slots, self.cfg, drawn_from, self.slots, length), slots)
             for length in lengths
         }
         self._resize = {length: self._build_resize(length, slots) for length in lengths}
@@ -207,8 +216,10 @@ class SamplerPrograms:
             ),
             (ROW_SHARDED, ROW_SHARDED, *(REPLICATED,) * 4),
         )
-        waiting = jax.eval_shape(self._on_mesh(partial(prefill, self.cfg)), copy, tokens, prompt_lengths)
-        waiting = self._abstract(waiting, PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES)))
+        waiting = jax.eval_shape(
+            self._on_mesh(partial(prefill, self.cfg, self.settings.drawn_from)), copy, tokens, prompt_lengths
+        )
+        waiting = self._abstract(waiting, self._waiting_specs())
         yield "prefill", self.prefill, (copy, tokens, prompt_lengths), self._abstract_slots(lengths[-1])
         for length in lengths[-1:] if longest_only else lengths:
             slots, suffix = self._abstract_slots(length), "" if length == lengths[-1] else f"_{length}"
@@ -220,7 +231,8 @@ class SamplerPrograms:
 
     def _abstract_slots(self, length: int) -> Slots:
         """Return the shapes and shardings of slots whose cache has this length."""
-        slots = jax.eval_shape(self._on_mesh(lambda: decode.init_slots(self.cfg, self.slots, length)))
+        empty = partial(decode.init_slots, self.cfg, self.settings.drawn_from, self.slots, length)
+        slots = jax.eval_shape(self._on_mesh(empty))
         return self._abstract(slots, self._slot_specs())
 
     def _build_resize(self, length: int, slots: Slots) -> Any:
@@ -231,10 +243,14 @@ class SamplerPrograms:
 
         return self._jit("resize", self._per_device(resized, (slots,), slots), slots)
 
+    def _waiting_specs(self) -> PrefillResult:
+        said = REPLICATED if self.settings.drawn_from.has_penalties else None
+        return PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES), said)
+
     def _slot_specs(self) -> Slots:
-        return Slots(
-            ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, REPLICATED, self._cache_specs(CACHE_AXES)
-        )
+        said = Said(ROW_SHARDED, ROW_SHARDED) if self.settings.drawn_from.has_penalties else None
+        by_row = (ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED)
+        return Slots(*by_row, REPLICATED, self._cache_specs(CACHE_AXES), said)
 
     def _cache_specs(self, axes: tuple[str | None, ...]) -> KVCache:
         """Return the partitions of a cache whose arrays of keys and values have these logical axes."""

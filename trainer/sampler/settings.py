@@ -1,7 +1,8 @@
 """Settings of a sampler, and what ends a response."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from conf.schema.training.loop_parts import Sampling
 from conf.schema.training.settings import Mesh
@@ -15,8 +16,39 @@ LANES = 128
 
 
 @dataclass(frozen=True)
+class Distribution:
+    """What a token is drawn from: logits with biases and penalties, over the temperature, then some of the tokens.
+
+    The order is that of vLLM; see `conf.schema.training.loop_parts.Sampling`.
+    """
+
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> "Distribution":
+        """Return the distribution that a loop draws from."""
+        given: dict[str, Any] = {part.name: getattr(sampling, part.name) for part in fields(cls)}
+        given["logit_bias"] = tuple(sorted(sampling.logit_bias.items()))
+        return cls(**given)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether it depends on the tokens that the row has."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+PLAIN = Distribution()
+
+
+@dataclass(frozen=True)
 class SamplerSettings:
-    """Sizes and distribution; see `conf.schema.training.loop.Sampling`.
+    """Sizes and distribution; see `conf.schema.training.loop_parts.Sampling`.
 
     Attributes:
         max_prompt_length: tokens of the longest prompt.
@@ -28,8 +60,7 @@ class SamplerSettings:
     max_new_tokens: int
     slots: int
     chunk: int
-    top_k: int | None = None
-    top_p: float | None = None
+    drawn_from: Distribution = PLAIN
     dtype: str | None = None
     mesh: Mesh | None = None
 
@@ -38,9 +69,9 @@ class SamplerSettings:
         cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int
     ) -> "SamplerSettings":
         """Return the settings of a loop that draws `rows` responses with one policy."""
-        given = sampling.model_dump(include={"chunk", "top_k", "top_p", "dtype"})
-        slots = min(rows, sampling.slots or rows)
-        return cls(max_prompt_length, max_new_tokens, slots, **given, mesh=sampling.mesh)
+        slots, drawn_from = min(rows, sampling.slots or rows), Distribution.of(sampling)
+        sizes = (max_prompt_length, max_new_tokens, slots, sampling.chunk)
+        return cls(*sizes, drawn_from, sampling.dtype, sampling.mesh)
 
     @property
     def buckets(self) -> list[int]:

@@ -60,11 +60,12 @@ def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
     return math.prod(shape) * jnp.dtype(x.dtype).itemsize
 
 
-def _flops(jaxpr: Jaxpr, turns: int) -> float:
-    return sum(_eqn_flops(eqn, turns) for eqn in jaxpr.eqns)
+def _flops(jaxpr: Jaxpr, turns: int, experts: int = 1) -> float:
+    """Count a program's operations. experts: devices that split them; each row is of a group on one of these."""
+    return sum(_eqn_flops(eqn, turns, experts) for eqn in jaxpr.eqns)
 
 
-def _eqn_flops(eqn: JaxprEqn, turns: int) -> float:
+def _eqn_flops(eqn: JaxprEqn, turns: int, experts: int) -> float:
     if eqn.primitive.name in ("dot_general", "ragged_dot_general"):
         ragged = eqn.params.get("ragged_dot_dimension_numbers")
         (contracted, _), _ = ragged.dot_dimension_numbers if ragged else eqn.params["dimension_numbers"]
@@ -72,10 +73,12 @@ def _eqn_flops(eqn: JaxprEqn, turns: int) -> float:
         out = eqn.outvars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
         # each row is of one group: it is summed into one of them, or multiplied with the matrix of one
         groups = out[0] if ragged and ragged.lhs_ragged_dimensions[0] in contracted else 1
-        return 2.0 * math.prod(out) * math.prod(left[i] for i in contracted) / groups
+        return 2.0 * math.prod(out) * math.prod(left[i] for i in contracted) / groups / (experts if ragged else 1)
     if eqn.primitive.name == "pallas_call":
         return 0.0
-    inner = [_flops(sub, turns) for value in eqn.params.values() for sub in _sub_jaxprs(value)]
+    sizes = eqn.params["mesh"].shape if eqn.primitive.name == "shard_map" else {}
+    experts *= sizes.get("expert", 1)
+    inner = [_flops(sub, turns, experts) for value in eqn.params.values() for sub in _sub_jaxprs(value)]
     match eqn.primitive.name:
         case "scan":
             return sum(inner) * eqn.params["length"]
@@ -84,7 +87,6 @@ def _eqn_flops(eqn: JaxprEqn, turns: int) -> float:
         case "cond":
             return max(inner)
         case "shard_map":
-            sizes = eqn.params["mesh"].shape
             return sum(inner) * math.prod(sizes[axis] for axis in eqn.params["newly_manual_axes"])
         case _:
             return sum(inner)

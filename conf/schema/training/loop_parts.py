@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from conf.reference import OrReference
-from conf.schema.base import LocalPath, Separator, Strict, UnevenError, nearest_multiples
+from conf.schema.base import LATER, LocalPath, Separator, Strict, UnevenError, nearest_multiples
 from conf.schema.topology import UnknownTypeError, known_type
 from conf.schema.training.settings import EVALUATIONS_HELP, Evaluations, Mesh, check_intervals
 
@@ -34,6 +34,29 @@ class Sampling(Strict):
     top_p: float | None = Field(
         gt=0, le=1, description="Sample from the likeliest tokens with this total probability. null: all."
     )
+    # run.yaml of runs before 2026-11-30 has none of the next six
+    min_p: Annotated[float | None, LATER] = Field(
+        default=None, gt=0, lt=1, description="Sample from tokens with this share of the likeliest one's probability."
+    )
+    repetition_penalty: Annotated[float, LATER] = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Divide positive and multiply negative logits of the prompt's and the response's tokens by this "
+        "(https://arxiv.org/abs/1909.05858).",
+    )
+    presence_penalty: Annotated[float, LATER] = Field(
+        default=0.0, ge=-2, le=2, description="Subtracted from the logits of the response's tokens."
+    )
+    frequency_penalty: Annotated[float, LATER] = Field(
+        default=0.0, ge=-2, le=2, description="The same, times how often the response has the token."
+    )
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], LATER] = Field(
+        default={}, description="Added to the logits of token IDs; -100 excludes one in practice."
+    )
+    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], LATER] = Field(
+        default=(), description="Token IDs that end a response, besides `stop`."
+    )
     stop: tuple[Separator, ...] = Field(
         description="Texts and special tokens that end a response; end-of-text tokens always do."
     )
@@ -47,7 +70,8 @@ class Sampling(Strict):
         description="Dtype of the sampler's weights, activations and cache. null: model.activation_dtype."
     )
     mesh: Mesh | None = Field(
-        description="Mesh of the same devices, with fsdp=1. null: tensor is set by weight size and head count."
+        description="Mesh of the same devices, with fsdp=1. null: expert is as for training, tensor is set by weight "
+        "size and head count."
     )
     workers: int = Field(
         ge=0,
@@ -80,6 +104,19 @@ class Sampling(Strict):
         if value is not None and value.fsdp != 1:
             raise ValueError("fsdp must be 1, because it would gather all weights for each token; use tensor")
         return value
+
+    def unknown_ids(self, vocab_size: int) -> str:
+        """Return which key names a token that the model has not; empty if none does."""
+        for key, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            if beyond := [at for at in ids if not 0 <= at < vocab_size]:
+                return f"{key}: {beyond[0]} is no token ID; those of the model are 0 to {vocab_size - 1}"
+        return ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the policy itself, but for the temperature."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return (self.top_k, self.top_p or 1, self.min_p, *penalties) == (None, 1, None, 1, 0, 0) and not self.logit_bias
 
     @property
     def is_remote(self) -> bool:

@@ -9,7 +9,7 @@ from conf.schema.training.loop_parts import PuzzleLoop
 from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from conf.schema.training.settings import CheckpointSettings
+from conf.schema.training.settings import CheckpointSettings, Mesh
 from conf.schema.training.weight_names import unmatched_modules, weight_names, wrong_groups
 
 BITS_PER_BYTE = "eval_bits_per_byte"
@@ -37,6 +37,8 @@ class Sections(Protocol):
     def optimizer(self) -> Optimizer | None: ...
     @property
     def checkpoint(self) -> CheckpointSettings: ...
+    @property
+    def mesh(self) -> Mesh: ...
 
 
 class Refusal(NamedTuple):
@@ -62,6 +64,11 @@ def refusals(run: Sections, seed: int, backend: str) -> Iterator[Refusal]:
             yield Refusal("checkpoint.best.metric", why)
         elif best.mode != (mode := best.mode_of(best.metric)):
             yield Refusal("checkpoint.best.mode", f"{best.mode} keeps the worst {best.metric}; use {mode}")
+    if model is not None and getattr(model, "experts", None) is None:
+        sampling = loop.sampler.mesh if isinstance(loop, GrpoLoop) else None
+        for key, mesh in (("mesh", run.mesh), ("loop.sampler.mesh", sampling)):
+            if mesh is not None and mesh.expert != 1:
+                yield Refusal(f"{key}.expert", "the axis is for experts, and the model has none; use 1")
     if isinstance(model, Model):
         yield from _lengths(model, loop, data)
         yield from _kernel(model, data, backend)

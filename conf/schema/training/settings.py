@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, field_validat
 from pydantic_core import CoreSchema
 
 from conf.reference import JSON_SCHEMA, OrReference
-from conf.schema.base import VOLATILE, Strict
+from conf.schema.base import LATER, VOLATILE, Strict
 
 
 class Mesh(Strict):
@@ -19,10 +19,23 @@ class Mesh(Strict):
     data: int = Field(ge=-1, le=65536, description="Devices that hold full copies of the weights and split the batch.")
     fsdp: int = Field(ge=-1, le=65536, description="Devices that split the batch and the weights.")
     tensor: int = Field(ge=-1, le=65536, description="Devices that split heads, feed-forward width and vocabulary.")
+    expert: Annotated[int, LATER] = Field(
+        default=1, ge=-1, le=65536, description="Devices that split the experts, the batch, and the other weights."
+    )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by axis, in order."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    @staticmethod
+    def shape(sizes: Mapping[str, int], each: str = "{1}") -> str:
+        """Return sizes as text, without those that came later and split nothing. each: of a name and its size."""
+        return " x ".join(each.format(*axis) for axis in sizes.items() if axis != ("expert", 1))
 
     @model_validator(mode="after")
     def _sizes(self) -> "Mesh":
-        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        sizes = self.sizes
         if zero := [name for name, size in sizes.items() if size == 0]:
             raise ValueError(f"{', '.join(zero)}: must be at least 1, or -1 for the remaining devices")
         if list(sizes.values()).count(-1) > 1:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from conf.schema.unknown_keys import unknown_key
 from conf.strict_json import dumps
 from controller.cli.keys import Key, all_keys
 from controller.cli.main import Command
@@ -62,9 +62,7 @@ def print_key(command: Command, typed: str) -> int:
         found = [key for key in keys if key.matches(typed.rpartition(".")[0]) and "mapping" in key.type]
     inside = [key for key in keys if key.path.startswith(f"{typed}.")]
     if not found and not inside:
-        ends = [key.path for key in keys if key.path.rpartition(".")[2] == typed.rpartition(".")[2]]
-        near = ends[:4] or difflib.get_close_matches(typed, [key.path for key in keys], n=4, cutoff=0.6)
-        meant = f"did you mean {', '.join(dict.fromkeys(near))}?" if near else "`slipway help loop` lists a section"
+        meant = unknown_key({}, typed.split("."), None).partition("; ")[2]
         raise ConfigError(f"{typed}: is neither a verb nor a key of the config; {meant}")
     set_by = [(file, value) for file, values in values_of_files(_own_folder()) for value in _below(typed, values)]
     composed = composed_with_origins(command.overrides, _own_folder()) if command.overrides else {}

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from conf.strict_json import dumps
+from controller.cli.flags import SAMPLING
 from controller.cli.main import Command
 from controller.cli.words import RUN_ID
 from controller.context import format_size
@@ -244,9 +245,9 @@ def importable(plan: Plan) -> dict[str, Sequence[str]]:
 
 def sampling_arguments(command: Command) -> list[str]:
     """Return the flags of `chat` and `generate` that the trainer's programs take too."""
-    names = ("temperature", "top_k", "top_p", "max_new_tokens", "seed", "dtype", "tokenizer")
-    given = {name: getattr(command.flags, name) for name in names}
-    return [word for name, v in given.items() if v is not None for word in (f"--{name.replace('_', '-')}", str(v))]
+    names = [name for flag in SAMPLING for name in flag.names] + ["--tokenizer"]
+    given = {name: getattr(command.flags, name.lstrip("-").replace("-", "_")) for name in names}
+    return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 
 def run_export(command: Command) -> int:

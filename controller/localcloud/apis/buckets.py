@@ -92,12 +92,11 @@ class Buckets(Service):
     def _list(self, call: ApiCall) -> Document:
         check_project(call.required("project"))
         found = self.store.items("bucket", call.query.get("prefix", ""))
-        shown = [self._show_bucket(bucket, call) for _, bucket in found]
-        return paginate(call, shown)
+        return paginate(call, [self._show_bucket(bucket, call) for _, bucket in found])
 
     def _delete(self, call: ApiCall) -> Document:
         name = self._bucket(call)["name"]
-        if not self.objects.is_empty(name):
+        if self.objects.list_names(name):
             raise ApiError(409, "The bucket you tried to delete is not empty.")
         self.store.delete("bucket", name)
         self.store.delete("policy", f"buckets/{name}")
@@ -107,12 +106,9 @@ class Buckets(Service):
         bucket = self._bucket(call)
         check_conditions(StoredObject({**bucket, "generation": "0"}, ""), call.query)
         change = {key: value for key, value in call.body.items() if key not in _IMMUTABLE_FIELDS}
-        changed = {
-            **merge_patch(bucket, change),
-            "metageneration": str(int(bucket["metageneration"]) + 1),
-            "etag": format_etag(int(bucket["metageneration"]) + 1),
-            "updated": timestamp(time.time()),
-        }
+        number = int(bucket["metageneration"]) + 1
+        counted = {"metageneration": str(number), "etag": format_etag(number), "updated": timestamp(time.time())}
+        changed = {**merge_patch(bucket, change), **counted}
         self.store.put("bucket", bucket["name"], changed)
         return self._show_bucket(changed, call)
 
@@ -131,11 +127,8 @@ class Buckets(Service):
 
     def _get_storage_layout(self, call: ApiCall) -> Document:
         bucket = self._bucket(call)
-        return {
-            "bucket": bucket["name"],
-            **{key: bucket[key] for key in ("location", "locationType")},
-            "hierarchicalNamespace": {"enabled": False},
-        }
+        place = {key: bucket[key] for key in ("location", "locationType")}
+        return {"bucket": bucket["name"], **place, "hierarchicalNamespace": {"enabled": False}}
 
     def _managed_folders_list(self, call: ApiCall) -> Document:
         self._bucket(call)
@@ -172,7 +165,8 @@ class StoredObjects(Service):
     def _patch(self, call: ApiCall) -> Document:
         return object_resource(self.objects.patch(self._object(call), call.body), call.root_url)
 
-    def _duplicate(self, call: ApiCall, bucket: str, name: str) -> StoredObject:
+    def _copy(self, call: ApiCall) -> Document:
+        bucket, name = call.path["destinationBucket"], call.path["destinationObject"]
         call.require_permission("storage.objects.get", f"buckets/{call.path['sourceBucket']}")
         self.objects.check_overwrite(call, bucket, name)
         source = self.objects.get(call.path["sourceBucket"], call.path["sourceObject"], call.query, "ifSource")
@@ -180,21 +174,12 @@ class StoredObjects(Service):
         digests = {key: source.body[key] for key in ("size", "md5Hash", "crc32c") if key in source.body}
         said = {key: value for key, value in call.body.items() if key not in digests}
         metadata = {**(said or source.body), **digests}
-        return self.objects.put(bucket, name, metadata, self.blobs.link(source.blob), call.query)
-
-    def _copy(self, call: ApiCall) -> Document:
-        copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
+        copied = self.objects.put(bucket, name, metadata, self.blobs.link(source.blob), call.query)
         return object_resource(copied, call.root_url)
 
     def _rewrite(self, call: ApiCall) -> Document:
-        copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
-        size = copied.body["size"]
-        return {
-            "totalBytesRewritten": size,
-            "objectSize": size,
-            "done": True,
-            "resource": object_resource(copied, call.root_url),
-        }
+        copied = self._copy(call)
+        return {"totalBytesRewritten": copied["size"], "objectSize": copied["size"], "done": True, "resource": copied}
 
     def _move(self, call: ApiCall) -> Document:
         bucket, name = call.path["bucket"], call.path["sourceObject"]
@@ -209,9 +194,8 @@ class StoredObjects(Service):
         bucket = call.path["destinationBucket"]
         sources = []
         for part in call.body.get("sourceObjects", ()):
-            conditions = part.get("objectPreconditions", {})
-            wanted = {key: str(value) for key, value in {**conditions, "generation": part.get("generation")}.items()}
-            wanted = {key: value for key, value in wanted.items() if value != "None"}
+            conditions = {**part.get("objectPreconditions", {}), "generation": part.get("generation")}
+            wanted = {key: str(value) for key, value in conditions.items() if value is not None}
             sources.append(self.objects.get(bucket, part.get("name", ""), wanted))
         if not 1 <= len(sources) <= 32:
             raise ApiError(400, "compose takes 1 to 32 source objects")

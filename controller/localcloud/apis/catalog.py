@@ -71,8 +71,7 @@ class Catalog:
     @property
     def families(self) -> dict[str, str]:
         """The generation of each family of machine types that a quota is for."""
-        machines = self.machines.values()
-        return {one.family: one.generation for one in machines if one.generation not in _NOT_ALLOWED}
+        return {one.family: one.generation for one in self.machines.values() if one.generation not in _NOT_ALLOWED}
 
     def find_by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
         """Return the type that an acceleratorConfig ({type, topology}) names."""
@@ -154,10 +153,9 @@ def check_allowed(catalog: Catalog, name: str, zone: str) -> None:
 
 def show_machine(catalog: Catalog, zone: str, name: str, root: str) -> Document:
     """Return a machine type as the API shows it; raise ApiError 404 if the zone does not have it."""
-    path = f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}"
+    shown = _machine_named(zone, name, root)
     if not _is_offered(catalog, name, zone):
-        raise not_found(path)
-    shown: Document = {"kind": "compute#machineType", "name": name, "zone": zone, "selfLink": root + path}
+        raise not_found(shown["selfLink"].removeprefix(root))
     shown["guestCpus"] = cpus_of(name)
     if machine := tpu_machine(name):
         accelerators = [{"guestAcceleratorType": machine.family.lower(), "guestAcceleratorCount": machine.chips}]
@@ -172,12 +170,16 @@ def machines_by_zone(
     found = [(zone, name) for name, one in catalog.machines.items() for zone in catalog.zones_of[one.generation]]
     items: Document = {f"zones/{zone}": {} for zone in catalog.zones}
     for zone, name in sorted({*found, *others}):
-        path = f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}"
-        unlike: Document = {"kind": "compute#machineType", "name": name, "zone": zone, "selfLink": root + path}
-        shown = show_machine(catalog, zone, name, root) if (zone, name) in found else unlike
+        is_known = (zone, name) in found
+        shown = show_machine(catalog, zone, name, root) if is_known else _machine_named(zone, name, root)
         if wanted(shown):
             items.setdefault(f"zones/{zone}", {}).setdefault("machineTypes", []).append(shown)
     return {"items": items}
+
+
+def _machine_named(zone: str, name: str, root: str) -> Document:
+    path = f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}"
+    return {"kind": "compute#machineType", "name": name, "zone": zone, "selfLink": root + path}
 
 
 def cpus_of(name: str) -> int:
@@ -207,10 +209,8 @@ def slice_type(catalog: Catalog, machine: TpuMachine, topology: str | None) -> A
     Without a topology it is one VM.
     """
     kinds = [kind for kind in catalog.types.values() if kind.generation == machine.generation]
-    if topology is None:
-        kind = next((kind for kind in kinds if kind.slice_chips == machine.chips), None)
-    else:
-        kind = next((kind for kind in kinds if kind.topology == topology), None)
+    alone = [kind for kind in kinds if kind.slice_chips == machine.chips]
+    kind = next(iter([kind for kind in kinds if kind.topology == topology] if topology else alone), None)
     vms, others = divmod(kind.slice_chips, machine.chips) if kind else (0, 0)
     if kind is None or others or (vms > 1 and machine.chips != _CHIPS_OF_SLICES):
         return None

@@ -15,8 +15,9 @@ from controller.localcloud.apis.compute_engine.collections import (
     TEMPLATES,
     Collection,
     Rules,
+    parent_of,
 )
-from controller.localcloud.apis.networks import COMPUTE_KIND, check_name, invalid_field
+from controller.localcloud.apis.networks import COMPUTE_KIND, check_named, invalid_field
 from controller.localcloud.apis.operations import Effect
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
@@ -34,11 +35,12 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError, already_exists, not_found, not_ready
-from controller.localcloud.iam import requested_version
 from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import PROJECT_METADATA_KIND, Instances
 
-_OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
+_NOT_STORED = ("fingerprint", "region")
+"""What a body may name, to be compared, and what an answer adds."""
+_MADE_ONCE = ("id", "creationTimestamp")
 _ONE_AT_A_TIME = frozenset({"networks", "subnetworks", "routers", "firewalls"})
 """Collections whose resources are not changed while another operation on them is under way."""
 _TRANSITIONAL_STATUS = {"insert": "PROVISIONING", "delete": "STOPPING"}
@@ -51,7 +53,7 @@ class Compute(Service):
 
     methods: ClassVar = {
         "compute.v1:": "projects.get projects.setCommonInstanceMetadata machineTypes.get machineTypes.aggregatedList "
-        "instances.getSerialPortOutput instances.getIamPolicy instances.setIamPolicy"
+        "instances.getSerialPortOutput"
     }
     machines: Instances
     rules: Mapping[str, Rules] = field(default_factory=dict)
@@ -60,10 +62,8 @@ class Compute(Service):
     def handlers(self) -> dict[str, Handler]:
         table: dict[str, Handler] = {"subnetworks.setPrivateIpGoogleAccess": partial(self._update, SUBNETWORKS)}
         for place in ("zone", "region"):
-            table |= {
-                f"{place}s.get": partial(self._get_location, place),
-                f"{place}s.list": partial(self._list_locations, place),
-            }
+            table[f"{place}s.get"] = partial(self._get_location, place)
+            table[f"{place}s.list"] = partial(self._list_locations, place)
         for collection in COLLECTIONS:
             name = collection.methods or collection.plural
             table |= {
@@ -77,11 +77,13 @@ class Compute(Service):
                 table |= {f"{name}.{verb}": partial(self._update, collection) for verb in ("patch", "update")}
         for scope in ("global", "region", "zone"):
             table |= {
-                f"{scope}Operations.get": self._operation,
-                f"{scope}Operations.wait": self._wait,
+                f"{scope}Operations.get": partial(self._operation, 0.0),
+                f"{scope}Operations.wait": partial(self._operation, _WAIT_SECONDS),
                 f"{scope}Operations.list": self._operation_list,
             }
-        return super().handlers() | {f"compute.v1:{name}": handler for name, handler in table.items()}
+        policies = self.of_policies("instances.", lambda call: self.find(INSTANCES, call, "resource")[0], conflict=412)
+        del policies["instances.testIamPermissions"]  # no client of ours asks
+        return super().handlers() | {f"compute.v1:{name}": handler for name, handler in (table | policies).items()}
 
     def _machine_types_get(self, call: ApiCall) -> Document:
         self._check_location(call)
@@ -90,8 +92,7 @@ class Compute(Service):
     def _machine_types_aggregated_list(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
         others = [(one["zone"], one["machine_type"]) for one in self.faults.standing("offered") if one["machine_type"]]
-        wanted = partial(matches_filter, call.query.get("filter", ""))
-        return machines_by_zone(self.catalog, others, self.root, wanted)
+        return machines_by_zone(self.catalog, others, self.root, partial(matches_filter, call.query.get("filter", "")))
 
     def effects(self) -> dict[str, Effect]:
         return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}
@@ -100,10 +101,10 @@ class Compute(Service):
         self._check_location(call)
         self._rules(collection).refuse(call)
         _require_of_body(collection, call)
-        path = collection.path(call, check_name(call.body.get("name")))
+        path = collection.path(call, check_named(call.body))
         if self.store.get(COMPUTE_KIND, path):
             raise already_exists(path)
-        body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
+        body = {key: value for key, value in call.body.items() if key not in _NOT_STORED}
         if collection is INSTANCES:  # of a type that the zone has, and not one too many
             machine, zone = str(body.get("machineType", "")), call.path["zone"]
             if not machine:
@@ -112,37 +113,31 @@ class Compute(Service):
         if collection.scope == "zone":
             self.quotas.check_room(call.path["zone"], collection.plural, body)
         rules = self._rules(collection)
-        resource = rules.prepare(call, path, body)
-        resource = resource or self.networks.prepare_resource(collection.plural, _location_of(call), body, path)
+        resource = rules.prepare(call, path, body) or self._prepare(collection, call, body, path)
         self._check_ready(resource.get("network", ""))
         self._finalize(path, resource)
         if resource.get("autoCreateSubnetworks"):
             for other, subnetwork in self.networks.automatic_subnetworks(path):
                 self._finalize(other, subnetwork)
-        return self.begin(call, "insert", path, rules.effect(path, resource), collection)
+        return self.begin("insert", path, rules.effect(path, resource))
+
+    def _prepare(self, collection: Collection, call: ApiCall, body: Document, path: str) -> Document:
+        place = call.path.get("region") or call.path.get("zone") or ""
+        return self.networks.prepare_resource(collection.plural, place, body, path)
 
     def _rules(self, collection: Collection) -> Rules:
         return self.rules.get(collection.plural, Rules())
 
     def _finalize(self, path: str, resource: Document) -> None:
-        now = time.time()
         resource.setdefault("id", str(self.store.next_number("id", 10**18)))
-        resource.setdefault("creationTimestamp", timestamp(now))
+        resource.setdefault("creationTimestamp", timestamp(time.time()))
         self.store.put(COMPUTE_KIND, path, resource)
 
-    def begin(
-        self,
-        call: ApiCall,
-        verb: str,
-        path: str,
-        effect: str | None = None,
-        collection: Collection = INSTANCES,
-        delay: str = "",
-    ) -> Document:
-        """Begin an operation in the zone of a call, or where it has its collection; return it as the API shows it."""
+    def begin(self, verb: str, path: str, effect: str | None = None, delay: str = "") -> Document:
+        """Begin an operation on a resource; return it as the API shows it."""
         longer = (self.faults.take("open_operation", verb=verb) or {"seconds": 0.0})["seconds"]
-        operation = self.operations.begin(collection.parent(call), verb, path, effect, seconds=longer, delay=delay)
-        if collection.plural == "firewalls":
+        operation = self.operations.begin(verb, path, effect, seconds=longer, delay=delay)
+        if "/firewalls/" in path:
             self.workers.schedule_settle()
         return self._render_operation(operation)
 
@@ -162,11 +157,11 @@ class Compute(Service):
 
     def _list(self, collection: Collection, call: ApiCall) -> Document:
         self._check_location(call)
-        found = self.store.items(COMPUTE_KIND, f"{collection.parent(call)}/{collection.plural}/")
+        found = self.store.items(COMPUTE_KIND, collection.path(call, ""))
         listed = [one for one in found if not self.faults.hides("", one[1].get("creationTimestamp", ""))]
         items = [self._render(collection, path, resource) for path, resource in listed]
         chosen = [item for item in items if matches_filter(call.query.get("filter", ""), item)]
-        return {"id": collection.parent(call), **paginate(call, chosen)}
+        return {"id": parent_of(call), **paginate(call, chosen)}
 
     def _aggregated(self, collection: Collection, call: ApiCall) -> Document:
         """Return the items of each zone or region; an empty one has a warning, as Google's has."""
@@ -182,12 +177,8 @@ class Compute(Service):
         told = {spec["place"]: spec["told"] for spec in self.faults.standing("unreachable")}
         for scope in (scope for scope, listed in items.items() if not listed):
             code = "UNREACHABLE" if told.get(scope.rpartition("/")[2]) == "warning" else "NO_RESULTS_ON_PAGE"
-            about = {
-                "code": code,
-                "message": f"{code} for scope '{scope}'.",
-                "data": [{"key": "scope", "value": scope}],
-            }
-            items[scope]["warning"] = about
+            about = {"code": code, "message": f"{code} for scope '{scope}'."}
+            items[scope]["warning"] = {**about, "data": [{"key": "scope", "value": scope}]}
         unreachables = [scope for scope in items if told.get(scope.rpartition("/")[2]) == "field"]
         return {"items": items, **({"unreachables": unreachables} if unreachables else {})}
 
@@ -197,20 +188,17 @@ class Compute(Service):
             self._check_ready(path)
         if call.method.name == "subnetworks.patch":
             check_fingerprint(call.body.get("fingerprint"), resource, "subnetwork")
-        body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
+        body = {key: value for key, value in call.body.items() if key not in _NOT_STORED}
         if call.method.name == "networks.patch" and (fixed := body.keys() - {"routingConfig", "mtu"}):
             raise ApiError(400, f"Invalid value for field 'resource.{min(fixed)}': it cannot be changed")
-        if call.method.http == "PUT":
-            kept = {key: value for key, value in resource.items() if key in _OUTPUT_ONLY}
-            wanted = {**kept, **body}
-        else:
-            wanted = merge_patch(resource, body)
-        changed = self.networks.prepare_resource(collection.plural, _location_of(call), wanted, path)
+        kept = {key: resource[key] for key in _MADE_ONCE}
+        wanted = {**kept, **body} if call.method.http == "PUT" else merge_patch(resource, body)
+        changed = self._prepare(collection, call, wanted, path)
         for fixed in ("network", "ipCidrRange", "name"):
             if changed.get(fixed) != resource.get(fixed):
                 raise ApiError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
         self.store.put(COMPUTE_KIND, path, changed)
-        return self.begin(call, "patch", path, None, collection)
+        return self.begin("patch", path)
 
     def _delete(self, collection: Collection, call: ApiCall) -> Document:
         path, _ = self.find(collection, call)
@@ -222,7 +210,7 @@ class Compute(Service):
             # Google names this refusal in two ways; the longer one appears in operations.
             raise ApiError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
         rules.leave(path)
-        return self.begin(call, "delete", path, "compute.delete", collection)
+        return self.begin("delete", path, "compute.delete")
 
     async def _on_deleted(self, path: str) -> None:
         resource = self.store.get(COMPUTE_KIND, path) or {}
@@ -265,11 +253,7 @@ class Compute(Service):
             "id": PROJECT_NUMBER,
             "name": PROJECT,
             "selfLink": f"{self.root}projects/{PROJECT}",
-            "commonInstanceMetadata": {
-                "kind": "compute#metadata",
-                "fingerprint": fingerprint(items),
-                "items": items,
-            },
+            "commonInstanceMetadata": show_metadata(items),
             "defaultServiceAccount": DEFAULT_ACCOUNT,
             "quotas": self.quotas.project_quotas(),
         }
@@ -281,7 +265,7 @@ class Compute(Service):
         check_project(call.path["project"])
         check_fingerprint(call.body.get("fingerprint"), self._common_items(), "metadata")
         self.store.put("setting", PROJECT_METADATA_KIND, {"items": call.body.get("items", [])})
-        begun = self.operations.begin(f"projects/{PROJECT}/global", "setMetadata", f"projects/{PROJECT}")
+        begun = self.operations.begin("setMetadata", f"projects/{PROJECT}", parent=f"projects/{PROJECT}/global")
         return self._render_operation(begun)
 
     def _get_location(self, kind: str, call: ApiCall) -> Document:
@@ -295,44 +279,23 @@ class Compute(Service):
 
     def _list_locations(self, kind: str, call: ApiCall) -> Document:
         names = self.catalog.zones if kind == "zone" else self.catalog.regions
-        places = [self._get_location(kind, replace(call, path={**call.path, kind: name})) for name in names]
-        return paginate(call, places)
+        calls = (replace(call, path={**call.path, kind: name}) for name in names)
+        return paginate(call, [self._get_location(kind, one) for one in calls])
 
     def _instances_get_serial_port_output(self, call: ApiCall) -> Document:
         path, _ = self.find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
         text, end = self.machines.serial_output(path, start)
-        return {
-            "selfLink": f"{self.root}{path}/serialPort",
-            "contents": text,
-            "start": str(start),
-            "next": str(end),
-        }
+        return {"selfLink": f"{self.root}{path}/serialPort", "contents": text, "start": str(start), "next": str(end)}
 
-    def _instances_get_iam_policy(self, call: ApiCall) -> Document:
-        return self.policies.get(self.find(INSTANCES, call, "resource")[0], requested_version(call))
-
-    def _instances_set_iam_policy(self, call: ApiCall) -> Document:
-        path, _ = self.find(INSTANCES, call, "resource")
-        return self.policies.set(path, call.body.get("policy", {}), conflict=412)
-
-    def _operation_parent(self, call: ApiCall) -> str:
+    async def _operation(self, seconds: float, call: ApiCall) -> Document:
         self._check_location(call)
-        for place in ("region", "zone"):
-            if place in call.path:
-                return f"projects/{PROJECT}/{place}s/{call.path[place]}"
-        return f"projects/{PROJECT}/global"
-
-    def _operation(self, call: ApiCall) -> Document:
-        name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
-        return self._render_operation(self.operations.get(name))
-
-    async def _wait(self, call: ApiCall) -> Document:
-        name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
-        return self._render_operation(await self.operations.wait(name, _WAIT_SECONDS))
+        name = f"{parent_of(call)}/operations/{call.path['operation']}"
+        return self._render_operation(await self.operations.wait(name, seconds))
 
     def _operation_list(self, call: ApiCall) -> Document:
-        found = self.operations.list_under(self._operation_parent(call))
+        self._check_location(call)
+        found = self.operations.list_under(parent_of(call))
         return paginate(call, [self._render_operation(operation) for operation in found])
 
     def _render_operation(self, operation: Document) -> Document:
@@ -388,5 +351,6 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
         call.require_permission("compute.subnetworks.useExternalIp", project)
 
 
-def _location_of(call: ApiCall) -> str:
-    return call.path.get("region") or call.path.get("zone") or ""
+def show_metadata(items: list[Document]) -> Document:
+    """Return the metadata of the project or of a VM as the API shows it."""
+    return {"kind": "compute#metadata", "fingerprint": fingerprint(items), "items": items}

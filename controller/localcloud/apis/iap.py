@@ -10,7 +10,6 @@ import secrets
 import socket
 import struct
 import time
-from dataclasses import dataclass
 
 from aiohttp import WSMsgType, web
 
@@ -30,10 +29,8 @@ _NO_BACKEND, _NOT_AUTHORIZED, _NOT_FOUND = 4003, 4033, 4047
 _VM_NAME = re.compile(r"t1v-n-(\d+)-w-(\d+)")
 
 
-@dataclass(frozen=True)
 class _TunnelError(Exception):
-    code: int
-    message: str
+    """Close code and message."""
 
 
 class IapRelay(Service):
@@ -49,7 +46,8 @@ class IapRelay(Service):
         try:
             worker = self._find(request, judgement)
         except _TunnelError as refusal:
-            await tunnel.close(code=refusal.code, message=refusal.message.encode())
+            code, message = refusal.args
+            await tunnel.close(code=code, message=message.encode())
             return tunnel
         finally:
             self.store.append_log({**entry, "status": 101, "seconds": 0.0})
@@ -72,12 +70,9 @@ class IapRelay(Service):
         vm = self.workers.vms.of(worker) if worker else None
         if worker is None or vm is None or not vm.running or vm.zone != zone:
             raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
-        admitted = (
-            vm.opens <= time.time()
-            and self.workers.admits(vm, IAP_RANGE)
-            and not self.faults.affects(worker.index, "ssh_refused")
-        )
-        if query.get("port") != "22" or query.get("interface") != "nic0" or not admitted:
+        admits = vm.opens <= time.time() and self.workers.admits(vm, IAP_RANGE)
+        refuses = not admits or self.faults.affects(worker.index, "ssh_refused")
+        if query.get("port") != "22" or query.get("interface") != "nic0" or refuses:
             raise _TunnelError(_NO_BACKEND, "failed to connect to backend")
         return worker
 
@@ -95,10 +90,7 @@ async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:
     received = acknowledged = 0
     try:
         async for message in tunnel:
-            if message.type is not WSMsgType.BINARY:
-                continue
-            (tag,) = struct.unpack_from(">H", message.data)
-            if tag != _DATA:
+            if message.type is not WSMsgType.BINARY or struct.unpack_from(">H", message.data)[0] != _DATA:
                 continue
             (length,) = struct.unpack_from(">I", message.data, 2)
             writer.write(message.data[6 : 6 + length])
@@ -117,9 +109,7 @@ async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:
 
 
 async def _forward_output(tunnel: web.WebSocketResponse, reader: asyncio.StreamReader) -> None:
-    try:
+    with contextlib.suppress(OSError, RuntimeError):  # one side has disconnected
         while data := await reader.read(_MAX_FRAME_BYTES):
             await tunnel.send_bytes(struct.pack(">HI", _DATA, len(data)) + data)
         await tunnel.close()
-    except (OSError, RuntimeError):
-        return  # one side has disconnected

@@ -51,15 +51,15 @@ class MetadataServer(Service):
         instance = self.workers.vms.instance_of(uid, index)
         value: Any = None
         if instance and instance["id"] == uid:
-            attributes, accounts = metadata_attributes(instance), self._accounts(f"{uid}/{index}")
-            zone = instance["path"].split("/")[3]
-            value = metadata_tree(uid, instance["name"], zone, attributes=attributes, **{"service-accounts": accounts})
+            zone, attributes = instance["path"].split("/")[3], metadata_attributes(instance)
+            value = metadata_tree(uid, instance["name"], zone, attributes=attributes)
         elif instance and index in workers:
             value = self._instance_tree(instance, workers[index])
         elif node is not None and index in workers:
             value = self._node_tree(node, workers[index])
         if value is None:
             return web.Response(status=404, text="no such worker", headers=_HEADERS)
+        value["instance"]["service-accounts"] = self._accounts(f"{uid}/{index}")
         keys = [key for key in path.removeprefix(PREFIX).split("/") if key]
         for key in keys:
             if not isinstance(value, dict) or key not in value:
@@ -100,7 +100,6 @@ class MetadataServer(Service):
             },
             tags=json.dumps((instance.get("tags") or {}).get("items", [])),
             attributes=metadata_attributes(instance),
-            **{"service-accounts": self._accounts(f"{worker.uid}/{worker.index}")},
         )
 
     def _node_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
@@ -119,7 +118,6 @@ class MetadataServer(Service):
             node["name"].split("/")[3],
             **self._events(node["id"], node["state"] == "PREEMPTED"),
             attributes=attributes,
-            **{"service-accounts": self._accounts(f"{worker.uid}/{worker.index}")},
         )
 
     def _events(self, uid: str, preempted: bool) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog, load_catalog
 from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT
+from controller.localcloud.http.discovery import load_discovery
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
@@ -25,8 +26,7 @@ def prepare_disk(zone: str, body: Mapping[str, Any]) -> Document:
     least = 4 if name.startswith("hyperdisk") else 10
     if not least <= int(size) <= 65536:
         raise ApiError(400, f"Disk size: '{size} GB' is not between {least} GB and 65536 GB.")
-    path = f"projects/{PROJECT}/zones/{zone}/diskTypes/{name}"
-    return {**body, "sizeGb": size, "type": path, "status": "READY"}
+    return {**body, "sizeGb": size, "type": f"projects/{PROJECT}/zones/{zone}/diskTypes/{name}", "status": "READY"}
 
 
 def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], generation: str, vms: int) -> None:
@@ -48,9 +48,8 @@ def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], 
             raise ApiError(400, f"{refused} Disk type {kind} cannot be attached to {generation}")
         writes = attached.get("mode", "READ_WRITE") != "READ_ONLY"
         if writes and vms > 1:
-            raise ApiError(
-                400, f"{refused} A disk can be attached to a TPU slice of several VMs in READ_ONLY mode only"
-            )
+            words = "A disk can be attached to a TPU slice of several VMs in READ_ONLY mode only"
+            raise ApiError(400, f"{refused} {words}")
         if writes and users_of_disk(store, path):
             raise ApiError(400, f"{refused} Disk {path} is in use by another node.")
 
@@ -82,6 +81,7 @@ FirewallRule = Mapping[str, Any]
 
 LAPTOP_RANGE = "127.0.0.1/32"
 IAP_RANGE = "35.235.240.0/20"  # source range of the Identity-Aware Proxy
+_TCP = ("tcp", "6", "all")
 ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick their own ports
 
 
@@ -104,14 +104,10 @@ def allows_tcp(rules: Iterable[FirewallRule], *, source: str, ports: tuple[int, 
 
 
 def _matches_source(rule: FirewallRule, source: str, tags: frozenset[str]) -> bool:
-    wanted = ipaddress.ip_network(source)
-    for text in rule.get("sourceRanges", ()):
-        allowed = ipaddress.ip_network(text, strict=False)
-        if isinstance(allowed, ipaddress.IPv4Network) and isinstance(wanted, ipaddress.IPv4Network):
-            if wanted.subnet_of(allowed):
-                return True
-            if "denied" in rule and wanted.overlaps(allowed):
-                return True
+    wanted = ipaddress.IPv4Network(source)
+    ranges = [ipaddress.IPv4Network(text, strict=False) for text in rule.get("sourceRanges", ()) if ":" not in text]
+    if any(map(wanted.overlaps if "denied" in rule else wanted.subnet_of, ranges)):
+        return True
     # Peers of one node carry the same tags; the laptop carries none.
     return source != LAPTOP_RANGE and not tags.isdisjoint(rule.get("sourceTags", ()))
 
@@ -119,22 +115,11 @@ def _matches_source(rule: FirewallRule, source: str, tags: frozenset[str]) -> bo
 def _allows_ports(rule: FirewallRule, ports: tuple[int, int]) -> bool:
     first, last = ports
     denies = "denied" in rule
-    for entry in rule.get("denied" if denies else "allowed", ()):
-        if entry["IPProtocol"].lower() not in ("tcp", "6", "all"):
-            continue
-        if not entry.get("ports"):
-            return True
-        for text in entry["ports"]:
-            low, _, high = text.partition("-")
-            start, end = int(low), int(high or low)
-            # A denial of any requested port applies; an allow rule must cover all of them.
-            if (start <= last and first <= end) if denies else (start <= first and last <= end):
-                return True
-    return False
-
-
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-_NAT_RANGES = ("ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES", "LIST_OF_SUBNETWORKS")
+    entries = [one for one in rule.get("denied" if denies else "allowed", ()) if one["IPProtocol"].lower() in _TCP]
+    texts = [text.partition("-") for entry in entries for text in entry.get("ports") or ["0-65535"]]
+    named = [(int(low), int(high or low)) for low, _, high in texts]
+    # A denial of any requested port applies; an allow rule must cover all of them.
+    return any((start <= last and first <= end) if denies else (start <= first and last <= end) for start, end in named)
 
 
 def subnetwork_path(region: str, name: str) -> str:
@@ -146,11 +131,11 @@ def invalid_field(field: str, value: Any, why: str) -> ApiError:
     return ApiError(400, f"Invalid value for field 'resource.{field}': '{value}'. {why}")
 
 
-def check_name(name: Any) -> str:
-    """Return a valid resource name (RFC 1035); raise ApiError 400 for any other."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise invalid_field("name", name, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
-    return name
+def check_named(body: Mapping[str, Any]) -> str:
+    """Return the name of a resource; raise ApiError 400 without one. Its pattern is in the discovery document."""
+    if body.get("name") is None:
+        raise invalid_field("name", None, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
+    return body["name"]
 
 
 class Networks:
@@ -179,17 +164,15 @@ class Networks:
 
     def dependents(self, path: str) -> list[str]:
         """Return the paths of resources that prevent the deletion of a network, subnetwork or disk."""
-        automatic = (self._store.get(COMPUTE_KIND, path) or {}).get("autoCreateSubnetworks", False)
-        resources = [
-            other
-            for other, item in self._store.items(COMPUTE_KIND)
-            if (item.get("network") == path and not (automatic and "/subnetworks/" in other))
-            or any(path in (card["network"], card["subnetwork"]) for card in item.get("networkInterfaces", ()))
-        ]
-        configs = [(name, node["networkConfig"]) for name, node in self._store.items("node")]
+        automatic = self._existing(path).get("autoCreateSubnetworks", False)
+        items = self._store.items(COMPUTE_KIND)
+        parts = [other for other, item in items if item.get("network") == path]
+        configs = [(name, card) for name, item in items for card in item.get("networkInterfaces", ())]
+        configs += [(name, node["networkConfig"]) for name, node in self._store.items("node")]
         configs += [(name, used) for name, used in self._store.items("inUse") if time.time() < used["until"]]
-        nodes = [name for name, config in configs if path in (config["network"], config["subnetwork"])]
-        return resources + nodes + users_of_disk(self._store, path)
+        users = [name for name, config in configs if path in (config["network"], config["subnetwork"])]
+        parts = [other for other in parts if not (automatic and "/subnetworks/" in other)]
+        return [*parts, *users, *users_of_disk(self._store, path)]
 
     def keep_in_use(self, name: str, config: Mapping[str, Any], until: float) -> None:
         """Let the network of a deleted TPU node be in use a while longer, as Google does."""
@@ -241,21 +224,20 @@ class Networks:
 
         Raises ApiError 404 if one does not exist, 400 for a missing subnetwork or one of another network.
         """
-        if subnetwork and not network:  # the subnetwork determines the network
-            network = self._require(self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}"))["network"]
+        chosen = self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}") if subnetwork else ""
+        if chosen and not network:  # the subnetwork determines the network
+            network = self._existing(chosen)["network"]
         found = self.resolve(network or "default", "global/networks/{}")
         mine = [path for path, _ in self.resources_of(found, "subnetworks") if f"/regions/{region}/" in path]
-        if subnetwork:
-            chosen = self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}")
-        elif self._require(found).get("autoCreateSubnetworks") and mine:
+        if not chosen and self._existing(found).get("autoCreateSubnetworks") and mine:
             chosen = mine[0]
-        else:
+        if not chosen:
             raise ApiError(400, "A subnetwork must be specified if the network is in custom subnet mode.")
         if chosen not in mine:
             raise ApiError(400, f"The subnetwork '{chosen}' is not one of network '{found}'.")
         return found, chosen
 
-    def _require(self, path: str) -> Document:
+    def _existing(self, path: str) -> Document:
         return self._store.get(COMPUTE_KIND, path) or {}
 
     def _prepare_instance(self, zone: str, instance: Document) -> Document:
@@ -263,7 +245,7 @@ class Networks:
         cards = []
         for number, card in enumerate(instance.get("networkInterfaces") or [{}]):
             network, subnetwork = self.attach(zone.rpartition("-")[0], card.get("network"), card.get("subnetwork"))
-            block = ipaddress.ip_network(self._require(subnetwork)["ipCidrRange"])
+            block = ipaddress.ip_network(self._existing(subnetwork)["ipCidrRange"])
             usable = block.num_addresses - 4
             address = card.get("networkIP") or str(block[2 + self._store.next_number("address") % usable])
             place = {"network": network, "subnetwork": subnetwork, "networkIP": address}
@@ -299,12 +281,11 @@ class Networks:
 
 def check_nat(nat: Mapping[str, Any]) -> None:
     """Raise ApiError 400 unless a router's NAT specifies its address allocation and its source ranges."""
-    check_name(nat.get("name"))
-    if nat.get("natIpAllocateOption") not in ("AUTO_ONLY", "MANUAL_ONLY"):
-        raise invalid_field("nats[].natIpAllocateOption", nat.get("natIpAllocateOption"), "AUTO_ONLY or MANUAL_ONLY")
-    if nat.get("sourceSubnetworkIpRangesToNat") not in _NAT_RANGES:
-        why = f"Must be one of {', '.join(_NAT_RANGES)}"
-        raise invalid_field("nats[].sourceSubnetworkIpRangesToNat", nat.get("sourceSubnetworkIpRangesToNat"), why)
+    check_named(nat)
+    for field in ("natIpAllocateOption", "sourceSubnetworkIpRangesToNat"):
+        if nat.get(field) is None:
+            known = load_discovery().schemas["compute.v1"]["RouterNat"]["properties"][field]["enum"]
+            raise invalid_field(f"nats[].{field}", None, f"Must be one of {', '.join(known)}")
 
 
 def check_rule(rule: Document) -> None:

@@ -41,24 +41,21 @@ class Nodes(Service):
     def effects(self) -> dict[str, Effect]:
         return {
             "node.ready": self._on_ready,
-            "node.started": self._on_started,
             "node.stopped": self._on_stopped,
             "node.gone": self.remove,
         }
 
     @property
     def zones(self) -> list[str]:
-        return sorted(
-            {*self.catalog.zones, *(spec["zone"] for spec in self.faults.standing("offered") if spec["type"])}
-        )
+        more = {spec["zone"] for spec in self.faults.standing("offered") if spec["type"]}
+        return sorted({*self.catalog.zones, *more})
 
     def location(self, call: ApiCall) -> str:
         """Return the parent of a call, `projects/P/locations/ZONE`; raise ApiError 403 for an unknown one."""
         check_project(call.path["projectsId"])
         zone = call.path["locationsId"]
         if zone != "-" and zone not in self.zones:
-            message = f"Permission denied on 'locations/{zone}' (or it may not exist)."
-            raise ApiError(403, message)
+            raise ApiError(403, f"Permission denied on 'locations/{zone}' (or it may not exist).")
         return f"projects/{PROJECT}/locations/{zone}"
 
     def add(self, location: str, node_id: str, body: Mapping[str, Any], queued: str | None = None) -> Document:
@@ -73,10 +70,8 @@ class Nodes(Service):
         check_attached(self.store, zone, disks, kind.generation, kind.vms)
         uid = str(self.store.next_number("node", 4_000_000_000))
         config = body.get("networkConfig") or {}
-        network, subnetwork = self.networks.attach(
-            zone.rpartition("-")[0], config.get("network"), config.get("subnetwork")
-        )
-        external = {"enableExternalIps": bool(config.get("enableExternalIps"))}
+        region, external = zone.rpartition("-")[0], {"enableExternalIps": bool(config.get("enableExternalIps"))}
+        network, subnetwork = self.networks.attach(region, config.get("network"), config.get("subnetwork"))
         node: Document = {
             **{key: value for key, value in body.items() if value is not None},
             "name": name,
@@ -87,15 +82,13 @@ class Nodes(Service):
             "createTime": timestamp(time.time()),
             "networkConfig": {**external, **config, "network": network, "subnetwork": subnetwork},
             "multisliceNode": False,
+            "serviceAccount": {**(body.get("serviceAccount") or {}), "email": account_of(body)},
+            **({"acceleratorConfig": kind.config} if kind.config else {}),
+            **({"queuedResource": queued} if queued else {}),
         }
-        if kind.config:
-            node["acceleratorConfig"] = kind.config
-        account = (body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT
-        node["serviceAccount"] = {**(body.get("serviceAccount") or {}), "email": account}
+        account = account_of(body)
         if account != DEFAULT_ACCOUNT and not is_visible(self.store.get("serviceAccount", account)):
             raise ApiError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
-        if queued:
-            node["queuedResource"] = queued
         self.store.put("node", name, node)
         return node
 
@@ -109,10 +102,8 @@ class Nodes(Service):
     def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
         """Return the accelerator type of a node; raise ApiError 400 if it or the runtime version is unknown."""
         zone = location.rpartition("/")[2]
-        name = body.get("acceleratorType")
-        kind = (
-            self.catalog.types.get(name) if name else self.catalog.find_by_config(body.get("acceleratorConfig") or {})
-        )
+        name, config = body.get("acceleratorType"), body.get("acceleratorConfig") or {}
+        kind = self.catalog.types.get(name) if name else self.catalog.find_by_config(config)
         if kind is None or kind not in self.catalog.types_in_zone(zone):
             wanted = name or body.get("acceleratorConfig")
             choices = ", ".join(one.name for one in self.catalog.types_in_zone(zone)[:8])
@@ -136,11 +127,10 @@ class Nodes(Service):
         kind = self.catalog.types[node["acceleratorType"]]
         wrong, without_chip = self.faults.take("endpoints"), self.faults.worker_without_chip()
         count = wrong["endpoints"] if wrong else kind.vms
-        workers = await self.workers.boot(node["id"], count, kind, without_chip)
-        endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
+        addresses = [worker.address for worker in await self.workers.boot(node["id"], count, kind, without_chip)]
+        endpoints: list[Document] = [{"ipAddress": address, "port": _TPU_PORT} for address in addresses]
         if node["networkConfig"].get("enableExternalIps"):
-            for endpoint in endpoints:
-                endpoint["accessConfig"] = {"externalIp": endpoint["ipAddress"]}
+            endpoints = [{**one, "accessConfig": {"externalIp": one["ipAddress"]}} for one in endpoints]
         now = time.time()
         with self.store.transaction():
             node |= {"state": "READY", "health": "HEALTHY", "networkEndpoints": endpoints}
@@ -170,14 +160,13 @@ class Nodes(Service):
             self.store.delete("node", name)
             self.store.delete("boot", name)
             self.store.delete("notice", node["id"])
-            self.networks.keep_in_use(
-                name, node["networkConfig"], time.time() + self.settings.delay("end of use", name)
-            )
+            until = time.time() + self.settings.delay("end of use", name)
+            self.networks.keep_in_use(name, node["networkConfig"], until)
 
     async def preempt(self, uids: Collection[str]) -> None:
         """Preempt those of the nodes that are READY: their VMs go away; the nodes stay, PREEMPTED."""
-        ready = [(name, node) for name, node in self.store.items("node") if node["state"] == "READY"]
-        taken = [(name, node) for name, node in ready if node["id"] in uids]
+        nodes = self.store.items("node")
+        taken = [(name, node) for name, node in nodes if node["state"] == "READY" and node["id"] in uids]
         with self.store.transaction():
             for name, node in taken:
                 self.store.put("node", name, {**node, "state": "PREEMPTED"})
@@ -188,38 +177,34 @@ class Nodes(Service):
         for _, node in taken:
             await self.workers.halt(node["id"])
 
-    def _name(self, call: ApiCall) -> str:
-        return f"{self.location(call)}/nodes/{call.path['nodesId']}"
-
     def _find(self, name: str) -> Document:
         return self.store.require("node", name, f"Resource '{name}' was not found")
+
+    def _named(self, call: ApiCall) -> Document:
+        return self._find(f"{self.location(call)}/nodes/{call.path['nodesId']}")
 
     def _create(self, call: ApiCall) -> Document:
         location = self.location(call)
         zone, tier = location.rpartition("/")[2], self.capacity_tier(call.body)
         self.faults.refuse_creation("request", zone, tier, call.body.get("acceleratorType", ""))
-        call.require_account((call.body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT)
+        call.require_account(account_of(call.body))
         self.check_agent()
         self.quotas.check_tpus(zone, [self.accelerator(location, call.body)], tier)
         node = self.add(location, call.required("nodeId"), call.body)
-        kind = self._kind_of_creation(location, node)
-        return as_longrunning(self.operations.begin(location, "create", node["name"], "node.ready", delay=kind))
+        kind = self.kind_of_creation(location, node)
+        return as_longrunning(self.operations.begin("create", node["name"], "node.ready", delay=kind))
 
-    def creation_seconds(self, location: str, node_id: str, body: Mapping[str, Any]) -> float:
-        return self.settings.delay(self._kind_of_creation(location, body), f"{location}/nodes/{node_id}")
+    def kind_of_creation(self, location: str, body: Mapping[str, Any]) -> str:
+        return "create large nodes" if self.accelerator(location, body).vms >= LARGE_SLICE_VMS else "create nodes"
 
-    def _kind_of_creation(self, location: str, body: Mapping[str, Any]) -> str:
-        is_large = self.accelerator(location, body).vms >= LARGE_SLICE_VMS
-        return "create large nodes" if is_large else "create nodes"
-
-    def _begin(
-        self, call: ApiCall, verb: str, name: str, effect: str | None = None, before: Document | None = None
-    ) -> Document:
-        begun = self.operations.begin(self.location(call), verb, name, effect, ("node", before) if before else None)
-        return as_longrunning(begun)
+    def _begin(self, verb: str, node: Document, state: str, effect: str | None = None) -> Document:
+        """Begin a change of a node, which is in `state` meanwhile."""
+        name = node["name"]
+        self.store.put("node", name, {**node, "state": state})
+        return as_longrunning(self.operations.begin(verb, name, effect, ("node", node) if effect else None))
 
     def _get(self, call: ApiCall) -> Document:
-        return self._shown(self._find(self._name(call)))
+        return self._shown(self._named(call))
 
     def _list(self, call: ApiCall) -> Document:
         return self.listed(call, "node", "nodes", self._shown)
@@ -248,15 +233,14 @@ class Nodes(Service):
         return paginate(call, shown) | ({"unreachable": where} if where else {})
 
     def _delete(self, call: ApiCall) -> Document:
-        name = self._name(call)
-        node = self._find(name)
+        node = self._named(call)
         if node["state"] == "DELETING":
-            raise _busy_error(name)
-        self.operations.cancel_for(name)
-        self.store.put("node", name, {**node, "state": "DELETING"})
+            raise _busy_error(node["name"])
+        self.operations.cancel_for(node["name"])
+        begun = self._begin("delete", node, "DELETING", "node.gone")
         self.suspend_request(node.get("queuedResource", ""))
         self.workers.schedule_settle()
-        return self._begin(call, "delete", name, "node.gone", node)
+        return begun
 
     def suspend_request(self, queued_name: str) -> None:
         """Suspend an ACTIVE request whose nodes the user has all deleted: the API describes SUSPENDING so."""
@@ -267,34 +251,28 @@ class Nodes(Service):
             self._begin_suspension(queued_name)
 
     def _begin_suspension(self, queued: str) -> None:
-        location = queued.partition("/queuedResources/")[0]
-        self.operations.begin(location, "suspend", queued, "queued.provision", delay="suspension")
+        self.operations.begin("suspend", queued, "queued.provision", delay="suspension")
 
     def _patch(self, call: ApiCall) -> Document:
-        name = self._name(call)
-        node = self._find(name)
+        node = self._named(call)
         if node["state"] not in ("READY", "STOPPED"):
-            raise _busy_error(name)
+            raise _busy_error(node["name"])
         mask = call.mask
         if not mask or not set(mask) <= set(_PATCHABLE):
             raise ApiError(400, f"updateMask must name some of: {', '.join(_PATCHABLE)}; it is '{','.join(mask)}'")
-        for field in mask:
-            node.pop(field, None)
-            if field in call.body:
-                node[field] = call.body[field]
-        self.store.put("node", name, node)
-        return self._begin(call, "update", name)
+        kept = {field: value for field, value in node.items() if field not in mask}
+        return self._begin("update", {**kept, **call.masked_body()}, node["state"])
 
     def _stop(self, call: ApiCall) -> Document:
         return self._change_state(call, "stop", "READY", "STOPPING", "node.stopped")
 
     def _start(self, call: ApiCall) -> Document:
-        return self._change_state(call, "start", "STOPPED", "STARTING", "node.started")
+        return self._change_state(call, "start", "STOPPED", "STARTING", "node.ready")
 
     def _change_state(self, call: ApiCall, verb: str, state: str, during: str, effect: str) -> Document:
         """Stop or start a node that is in `state`; it is in state `during` until then."""
-        name = self._name(call)
-        node = self._find(name)
+        node = self._named(call)
+        name = node["name"]
         if len(node.get("networkEndpoints", ())) > 1:
             # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
             raise failed_precondition(f"Cannot {verb} {name}: it is a TPU slice of several VMs")
@@ -302,21 +280,18 @@ class Nodes(Service):
             raise failed_precondition(f"Cannot {verb} {name}: it is {tier}; such a node can only be deleted")
         if node["state"] != state:
             raise failed_precondition(f"Cannot {verb} {name} in state {node['state']}: it must be {state}")
-        self.store.put("node", name, {**node, "state": during})
-        return self._begin(call, verb, name, effect, node)
+        return self._begin(verb, node, during, effect)
 
     async def _on_ready(self, name: str) -> None:
+        """Boot a node; if that fails it is gone, or STOPPED again."""
         try:
             await self.provision(name)
         except Exception:
-            await self.remove(name)
-            raise
-
-    async def _on_started(self, name: str) -> None:
-        try:
-            await self.provision(name)
-        except ApiError:
-            self.store.put("node", name, {**self._find(name), "state": "STOPPED"})
+            node = self.store.get("node", name) or {}
+            if node.get("state") == "STARTING":
+                self.store.put("node", name, {**node, "state": "STOPPED"})
+            else:
+                await self.remove(name)
             raise
 
     async def _on_stopped(self, name: str) -> None:
@@ -326,20 +301,26 @@ class Nodes(Service):
         self.store.delete("boot", name)
 
     def _get_guest_attributes(self, call: ApiCall) -> Document:
-        node = self._find(self._name(call))
+        node = self._named(call)
         if node["state"] != "READY":
             raise failed_precondition(f"{node['name']} is {node['state']}: it has no guest attributes")
         wanted = {index for index in call.body.get("workerIds", ()) if index}
-        attributes = []
-        for worker in self.workers.vms.workers_of(node["id"]):
-            if not wanted or str(worker.index) in wanted:
-                items = self.workers.guest_attributes(worker)
-                attributes.append({"queryPath": "", "queryValue": {"items": items} if items else {}})
-        if not any(answer["queryValue"] for answer in attributes):  # as Compute answers before a VM has published any
-            raise ApiError(
-                404, f"The resource '{node['name']}/guestAttributes/' of type 'Guest Attribute' was not found."
-            )
-        return {"guestAttributes": attributes}
+        workers = self.workers.vms.workers_of(node["id"])
+        chosen = [worker for worker in workers if not wanted or str(worker.index) in wanted]
+        published = [self.workers.guest_attributes(worker) for worker in chosen]
+        if not any(published):  # as Compute answers before a VM has published any
+            where = f"{node['name']}/guestAttributes/"
+            raise ApiError(404, f"The resource '{where}' of type 'Guest Attribute' was not found.")
+        return {
+            "guestAttributes": [
+                {"queryPath": "", "queryValue": {"items": items} if items else {}} for items in published
+            ]
+        }
+
+
+def account_of(body: Mapping[str, Any]) -> str:
+    """Return the address of the service account that a node is to have."""
+    return (body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT
 
 
 def render_node(node: Document) -> Document:

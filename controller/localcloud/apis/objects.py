@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import google_crc32c
 
-from controller.localcloud.http.call import ApiCall, timestamp
+from controller.localcloud.http.call import ApiCall, merge_patch, timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
@@ -142,15 +142,13 @@ class Objects:
         self._store, self._settings, self._blobs = store, settings, blobs
         self._on_finalized = finalized
         store.database.execute(_SCHEMA)
-        newest = store.database.execute("SELECT MAX(generation) FROM objects").fetchone()[0]
-        self._generation: int = newest or 0
+        self._generation: int = store.database.execute("SELECT MAX(generation) FROM objects").fetchone()[0] or 0
 
     def find(self, bucket: str, name: str) -> StoredObject | None:
         """Return the live object, or None; raise ApiError 404 if the bucket does not exist."""
         self._check_bucket(bucket)
-        row = self._store.database.execute(
-            "SELECT body, blob FROM objects WHERE bucket=? AND name=?", (bucket, name)
-        ).fetchone()
+        wanted = "SELECT body, blob FROM objects WHERE bucket=? AND name=?"
+        row = self._store.database.execute(wanted, (bucket, name)).fetchone()
         return StoredObject(json.loads(row[0]), row[1]) if row else None
 
     def get(self, bucket: str, name: str, query: Mapping[str, str], prefix: str = "if") -> StoredObject:
@@ -205,18 +203,9 @@ class Objects:
 
     def patch(self, stored: StoredObject, change: Mapping[str, Any]) -> StoredObject:
         """Update metadata fields; null removes one."""
-        body = {**stored.body, "metageneration": str(int(stored.body["metageneration"]) + 1)}
-        for key in WRITABLE_FIELDS:
-            if key not in change:
-                continue
-            value = change[key]
-            if key == "metadata" and isinstance(value, dict):
-                merged = {**body.get("metadata", {}), **value}
-                value = {name: text for name, text in merged.items() if text is not None}
-            body.pop(key, None)
-            if value is not None:
-                body[key] = value
-        body["updated"] = timestamp(time.time())
+        wanted = {key: value for key, value in change.items() if key in WRITABLE_FIELDS}
+        counted = {"metageneration": str(int(stored.body["metageneration"]) + 1), "updated": timestamp(time.time())}
+        body = {**merge_patch(stored.body, wanted), **counted}
         self._store.database.execute(
             "UPDATE objects SET body=? WHERE bucket=? AND name=?",
             (json.dumps(body, separators=(",", ":")), body["bucket"], body["name"]),
@@ -224,14 +213,9 @@ class Objects:
         return StoredObject(body, stored.blob)
 
     def delete(self, stored: StoredObject) -> None:
-        self._store.database.execute(
-            "DELETE FROM objects WHERE bucket=? AND name=?", (stored.body["bucket"], stored.body["name"])
-        )
+        which = stored.body["bucket"], stored.body["name"]
+        self._store.database.execute("DELETE FROM objects WHERE bucket=? AND name=?", which)
         self._blobs.delete(stored.blob)
-
-    def is_empty(self, bucket: str) -> bool:
-        found = self._store.database.execute("SELECT 1 FROM objects WHERE bucket=? LIMIT 1", (bucket,))
-        return found.fetchone() is None
 
     def list_names(self, bucket: str) -> list[str]:
         rows = self._store.database.execute("SELECT name FROM objects WHERE bucket=? ORDER BY name", (bucket,))

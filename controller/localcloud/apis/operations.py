@@ -45,23 +45,24 @@ class Operations:
 
     def begin(
         self,
-        parent: str,
         verb: str,
         target: str,
         effect: str | None = None,
         before: tuple[str, Document] | None = None,
         seconds: float = 0.0,
         delay: str = "",
+        parent: str = "",
     ) -> Document:
         """Start an operation on `target` and return its document; `effect` runs when it ends.
 
         `before` is the target's kind and previous document, restored if a bug of the emulator makes the effect fail.
         `seconds`: how much longer than others it takes. `delay`: its row of the delays, if not that of its verb.
+        `parent`: where it is listed, if not where its target is.
         """
         now = time.time()
         number = self._store.next_number("operation", 10**6)
         operation = {
-            "name": f"{parent}/operations/operation-{number}",
+            "name": f"{parent or target.rsplit('/', 2)[0]}/operations/operation-{number}",
             "number": number,
             "verb": verb,
             "target": target,
@@ -99,8 +100,7 @@ class Operations:
 
     async def wait(self, name: str, seconds: float) -> Document:
         """Return the operation once it has ended, or as it stands after `seconds`."""
-        task = self._tasks.get(name)
-        if task is not None:
+        if (task := self._tasks.get(name)) is not None:
             await asyncio.wait([task], timeout=seconds)
         return self.get(name)
 
@@ -144,10 +144,8 @@ class Operations:
         operation = self.get(name)
         if operation["done"]:
             return
-        operation |= {"done": True, "ended": time.time()}
-        if error:
-            operation["error"] = error
-        self._store.put("operation", name, operation)
+        ended = {"done": True, "ended": time.time()} | ({"error": error} if error else {})
+        self._store.put("operation", name, {**operation, **ended})
 
 
 def as_longrunning(operation: Document, *, response: Document | None = None, short_name: bool = False) -> Document:

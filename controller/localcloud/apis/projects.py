@@ -3,7 +3,6 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from controller.localcloud.http.call import (
     paginate,
 )
 from controller.localcloud.http.errors import ApiError, error_info
-from controller.localcloud.iam import PROJECT_RESOURCE, format_etag, is_visible, requested_version
+from controller.localcloud.iam import PROJECT_RESOURCE, format_etag, is_visible
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
@@ -104,20 +103,10 @@ class Projects(Service):
                 call, name=f"projects/{PROJECT_NUMBER}", displayName=PROJECT, state="ACTIVE"
             ),
             f"{manager}v1:projects.getEffectiveOrgPolicy": self._org_policy,
-            **self._of_policies(f"{manager}v1:projects.", _check_named),
-            **self._of_policies(f"{manager}v3:projects.", _check_named),
-            **self._of_policies("iam.v1:projects.serviceAccounts.", lambda call: self._get(call)["name"]),
             "iap.v1:testIamPermissions": lambda call: call.test_permissions(_tunnels(call)),
-        }
-
-    def _of_policies(self, methods: str, resource: Callable[[ApiCall], str]) -> dict[str, Handler]:
-        """Return the handlers of the policy of what `resource` finds."""
-        return {
-            f"{methods}getIamPolicy": lambda call: self.policies.get(resource(call), requested_version(call)),
-            f"{methods}setIamPolicy": lambda call: self.policies.set(
-                resource(call), call.body.get("policy", {}), conflict=409
-            ),
-            f"{methods}testIamPermissions": lambda call: call.test_permissions(resource(call)),
+            **self.of_policies(f"{manager}v1:projects.", _check_named),
+            **self.of_policies(f"{manager}v3:projects.", _check_named),
+            **self.of_policies("iam.v1:projects.serviceAccounts.", lambda call: self._get(call)["name"]),
         }
 
     def _org_policy(self, call: ApiCall) -> Document:
@@ -149,7 +138,7 @@ class Projects(Service):
         for name in names:
             self.apis.set_enabled(name, enabled)
         verb = "enable" if enabled else "disable"
-        operation = self.operations.begin(PROJECT_RESOURCE, verb, f"services/{','.join(names)}")
+        operation = self.operations.begin(verb, f"services/{','.join(names)}", parent=PROJECT_RESOURCE)
         return as_longrunning(operation, short_name=True)
 
     def _services_batch_get(self, call: ApiCall) -> Document:

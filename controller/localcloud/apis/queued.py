@@ -4,12 +4,11 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from controller.localcloud.apis.nodes import Nodes, render_node
+from controller.localcloud.apis.nodes import Nodes, account_of, render_node
 from controller.localcloud.apis.operations import Effect, as_longrunning
 from controller.localcloud.apis.quotas import capacity_tier, multi_slice_spec, requested_nodes, state_document
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
-    DEFAULT_ACCOUNT,
     PROJECT,
     PROJECT_NUMBER,
     ApiCall,
@@ -46,7 +45,7 @@ class QueuedResources(Service):
             raise ApiError(400, "tpu.nodeSpec must hold at least one node")
         for spec in specs:
             node = spec.get("node", {})
-            call.require_account((node.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT)
+            call.require_account(account_of(node))
             self.nodes.accelerator(location, node)
             if bool(spec.get("nodeId")) == bool(multi_slice_spec(spec)):
                 raise ApiError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
@@ -63,8 +62,8 @@ class QueuedResources(Service):
         state = state_document("WAITING_FOR_RESOURCES")
         queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": state}
         self.store.put("queued", name, queued)
-        self.operations.begin(location, "provision", name, "queued.provision", delay="queue")
-        return as_longrunning(self.operations.begin(location, "create", name))
+        self.operations.begin("provision", name, "queued.provision", delay="queue")
+        return as_longrunning(self.operations.begin("create", name))
 
     async def _provision(self, name: str) -> float | None:
         """Take a request one state further; return the seconds until its next state, or None after the last."""
@@ -92,7 +91,8 @@ class QueuedResources(Service):
             self.store.put("queuedHold", name, {"until": time.time() + end["seconds"]})
         self._set_state(queued, "PROVISIONING")
         location, wanted = name.partition("/queuedResources/")[0], requested_nodes(queued)
-        return max(self.nodes.creation_seconds(location, node_id, body) for node_id, body in wanted)
+        kinds = {f"{location}/nodes/{node_id}": self.nodes.kind_of_creation(location, body) for node_id, body in wanted}
+        return max(self.settings.delay(kind, node) for node, kind in kinds.items())
 
     def _has_capacity(self, queued: Document) -> bool:
         """Return whether a request may leave the queue: it waits there until the capacity is free.
@@ -124,8 +124,7 @@ class QueuedResources(Service):
             if not isinstance(refusal, ApiError):
                 self._fail(queued, internal_error(refusal).rpc_status())
                 raise
-            waiting = refusal.status == "RESOURCE_EXHAUSTED" and "no more capacity" in refusal.message
-            if not waiting:
+            if refusal.status != "RESOURCE_EXHAUSTED" or "no more capacity" not in refusal.message:
                 return self._suspend(queued, refusal)
             self._set_state(queued, "WAITING_FOR_RESOURCES")
             return self._look_again()
@@ -155,9 +154,8 @@ class QueuedResources(Service):
 
     def _fail(self, queued: Document, why: Document, initiator: str = "SERVICE") -> None:
         """Mark a request as FAILED, for this reason, a google.rpc.Status."""
-        self._set_state(
-            queued, "FAILED", initiator, failedData={"error": {key: why[key] for key in ("code", "message")}}
-        )
+        told = {"error": {key: why[key] for key in ("code", "message")}}
+        self._set_state(queued, "FAILED", initiator, failedData=told)
 
     def _find(self, call: ApiCall) -> Document:
         name = f"{self.nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"
@@ -172,18 +170,16 @@ class QueuedResources(Service):
     def _delete(self, call: ApiCall) -> Document:
         queued = self._find(call)
         name = queued["name"]
-        live = self._live_nodes(name)
-        if queued["state"]["state"] == "PROVISIONING":  # not even with force; it may last for hours
+        live, state = self._live_nodes(name), queued["state"]["state"]
+        if state == "PROVISIONING":  # not even with force; it may last for hours
             raise failed_precondition("DeleteQueuedResource is not supported when state is PROVISIONING")
         if live and not call.flag("force"):
-            state = queued["state"]["state"]
             raise failed_precondition(f"{name} is {state} and has nodes ({live[0]}); delete them first, or use force")
-        location = self.nodes.location(call)
-        if queued["state"]["state"] == "DELETING":  # another request does not begin the deletion anew
-            return as_longrunning(self.operations.begin(location, "delete", name))
+        if state == "DELETING":  # another request does not begin the deletion anew
+            return as_longrunning(self.operations.begin("delete", name))
         self.operations.cancel_for(name)
         self.store.put("queued", name, {**queued, "state": state_document("DELETING")})
-        return as_longrunning(self.operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
+        return as_longrunning(self.operations.begin("delete", name, "queued.gone", ("queued", queued)))
 
     def _live_nodes(self, queued: str) -> list[str]:
         return [name for name, node in self.store.items("node") if node.get("queuedResource") == queued]
@@ -207,8 +203,7 @@ class Locations(Service):
     }
 
     def _operations_get(self, call: ApiCall) -> Document:
-        name = f"{self.nodes.location(call)}/operations/{call.path['operationsId']}"
-        return self._render(self.operations.get(name))
+        return self._render(self.operations.get(f"{self.nodes.location(call)}/operations/{call.path['operationsId']}"))
 
     def _operations_list(self, call: ApiCall) -> Document:
         found = self.operations.list_under(self.nodes.location(call))
@@ -236,14 +231,9 @@ class Locations(Service):
         zone = location.rpartition("/")[2]
         offered = {kind.name: kind.config for kind in self.catalog.types_in_zone(zone)}
         more = [spec["type"] for spec in self.faults.standing("offered") if spec["zone"] == zone and spec["type"]]
-        return [
-            {
-                "name": f"{location}/acceleratorTypes/{name}",
-                "type": name,
-                "acceleratorConfigs": [config] if config else [],
-            }
-            for name, config in {**dict.fromkeys(more), **offered}.items()
-        ]
+        configs = {name: [config] if config else [] for name, config in {**dict.fromkeys(more), **offered}.items()}
+        start = f"{location}/acceleratorTypes"
+        return [{"name": f"{start}/{name}", "type": name, "acceleratorConfigs": configs[name]} for name in configs]
 
     def _runtime_versions(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
@@ -278,10 +268,10 @@ def _shown_location(name: str) -> Document:
 
 
 def _find_named(items: list[Document], wanted: str) -> Document:
-    for item in items:
-        if item["name"].rpartition("/")[2] == wanted:
-            return item
-    raise ApiError(404, f"Resource '{wanted}' was not found")
+    found = [item for item in items if item["name"].rpartition("/")[2] == wanted]
+    if not found:
+        raise ApiError(404, f"Resource '{wanted}' was not found")
+    return found[0]
 
 
 def _is_expired(queued: Document) -> bool:

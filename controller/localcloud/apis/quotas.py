@@ -43,8 +43,7 @@ def requested_nodes(queued: Document) -> list[tuple[str, dict[str, Any]]]:
     wanted = []
     for spec in queued["tpu"]["nodeSpec"]:
         body = {"schedulingConfig": scheduling, **spec["node"]}
-        slices = multi_slice_spec(spec)
-        if slices:
+        if slices := multi_slice_spec(spec):
             prefix = slices.get("nodeIdPrefix") or queued["name"].rpartition("/")[2]
             wanted += [(f"{prefix}-{index}", body) for index in range(int(slices["nodeCount"]))]
         else:
@@ -106,10 +105,8 @@ def pool_names() -> list[str]:
 
 def _pools(family: str) -> tuple[str, str]:
     """Return the names of the standard and the preemptible quota of a family, such as CT6E."""
-    return (
-        f"tpus-per-tpu-family-{family.lower()}",
-        f"preemptible-tpu-{load_catalog().families[family].removeprefix('tpu')}",
-    )
+    generation = load_catalog().families[family].removeprefix("tpu")
+    return f"tpus-per-tpu-family-{family.lower()}", f"preemptible-tpu-{generation}"
 
 
 def check_limits(limits: object) -> None:
@@ -155,23 +152,21 @@ class Quotas:
         if not since <= time.time() < since + self.lag():
             usage = self._compute_usage(region)
             self._shown[region] = time.time(), usage
-        return [
-            {"metric": name, "limit": float(self._limit(name)), "usage": float(used)} for name, used in usage.items()
-        ]
+        return self._show(usage)
 
     def project_quotas(self) -> list[Document]:
         """Return `quotas` of the project as `projects.get` shows them."""
-        usage = self._compute_usage("")
-        return [
-            {"metric": name, "limit": float(self._limit(name)), "usage": float(usage[name])} for name in ALL_REGIONS
-        ]
+        return self._show(self._compute_usage(""))
+
+    def _show(self, usage: Mapping[str, int]) -> list[Document]:
+        limits = {name: float(self._limit(name)) for name in usage}
+        return [{"metric": name, "limit": limits[name], "usage": float(used)} for name, used in usage.items()]
 
     def check_room(self, zone: str, kind: str, body: Mapping[str, Any]) -> None:
         """Raise ApiError 403 if the region has no room for another instance or disk."""
         region, wanted = zone.rpartition("-")[0], _draws(kind, body)
-        used = {**self._compute_usage(region), **{name: self._compute_usage("")[name] for name in ALL_REGIONS}}
-        for name in used:
-            if wanted[name] and used[name] + wanted[name] > self._limit(name):
+        for name, used in (self._compute_usage(region) | self._compute_usage("")).items():
+            if wanted[name] and used + wanted[name] > self._limit(name):
                 raise quota_exceeded(name, self._limit(name), "" if name in ALL_REGIONS else region, "quotaExceeded")
 
     def exhausted_in(self, region: str) -> ApiError | None:
@@ -186,17 +181,16 @@ class Quotas:
         used = self._compute_usage(zone.rpartition("-")[0], last=uid)
         for name in ("IN_USE_ADDRESSES", "INSTANCES"):
             if used[name] > self._limit(name):
-                message = f"You have reached {name} limit. Please request an increase of the limit. [EID: 0x{uid}]"
-                return ApiError(429, message)
+                request = f"Please request an increase of the limit. [EID: 0x{uid}]"
+                return ApiError(429, f"You have reached {name} limit. {request}")
         return None
 
     def _compute_usage(self, region: str, last: str = "") -> dict[str, int]:
         """Return what is used in a region, "" for all of them, without nodes made after the node `last`."""
         used = Counter(dict.fromkeys(COMPUTE_LIMITS if region else ALL_REGIONS, USED_BY_OTHERS))
-        for path, item in self.store.items("compute", f"projects/{PROJECT}/zones/{region}"):
-            if path.split("/")[3].startswith(f"{region}-") or not region:
-                drawn = _draws(path.split("/")[4], item)
-                used.update({name: drawn[name] for name in used})
+        for path, item in self.store.items("compute", f"projects/{PROJECT}/zones/{region and f'{region}-'}"):
+            drawn = _draws(path.split("/")[4], item)
+            used.update({name: drawn[name] for name in used})
         if not region:
             return dict(used)
         for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{region}-"):
@@ -328,12 +322,9 @@ def _metric(api: str, short: str, limits: Mapping[str, Sequence[_Bucket]]) -> Do
     parent = f"projects/{PROJECT_NUMBER}/services/{api}.googleapis.com/consumerQuotaMetrics"
     name, listed = f"{parent}/{metric.replace('/', '%2F')}", list[Document]()
     for unit, places in limits.items():
-        buckets = [
-            as_proto(
-                {"effectiveLimit": str(limit or ""), "defaultLimit": str(default or ""), "dimensions": where or None}
-            )
-            for where, limit, default in places
-        ]
+        shown = [(str(limit or ""), str(default or ""), where or None) for where, limit, default in places]
+        fields = ("effectiveLimit", "defaultLimit", "dimensions")
+        buckets = [as_proto(dict(zip(fields, values, strict=True))) for values in shown]
         path = unit.replace("/", "%2F").replace("{", "").replace("}", "")
         listed.append({"name": f"{name}/limits/{path}", "metric": metric, "unit": f"1{unit}", "quotaBuckets": buckets})
     return {"name": name, "metric": metric, "unit": "1", "consumerQuotaLimits": listed}
@@ -353,9 +344,8 @@ def _draws(kind: str, body: Mapping[str, Any]) -> Counter[str]:
     drawn = Counter(INSTANCES=1, IN_USE_ADDRESSES=addresses)
     machine = body.get("machineType", "").rpartition("/")[2]
     if tpu_machine(machine) is None:
-        drawn.update(
-            dict.fromkeys(("E2_CPUS" if machine.startswith("e2-") else "CPUS", *ALL_REGIONS), cpus_of(machine))
-        )
+        family = "E2_CPUS" if machine.startswith("e2-") else "CPUS"
+        drawn.update(dict.fromkeys((family, *ALL_REGIONS), cpus_of(machine)))
     for made in (disk.get("initializeParams") or {} for disk in body.get("disks") or ()):
         drawn[_DISKS.get(made.get("diskType", "").rpartition("/")[2], "")] += int(made.get("diskSizeGb") or 0)
     return drawn

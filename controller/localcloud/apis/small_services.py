@@ -153,12 +153,8 @@ class Billing(Service):
     def _projects_get_billing_info(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         known = {"name": f"projects/{PROJECT}/billingInfo", "projectId": PROJECT}
-        if self.faults.standing("billing_disabled"):
-            return known  # false and empty values are left out
-        return known | {
-            "billingAccountName": f"billingAccounts/{BILLING_ACCOUNT}",
-            "billingEnabled": True,
-        }
+        billed = {"billingAccountName": f"billingAccounts/{BILLING_ACCOUNT}", "billingEnabled": True}
+        return known | ({} if self.faults.standing("billing_disabled") else billed)  # false and empty: left out
 
     def _billing_accounts_list(self, call: ApiCall) -> Document:
         account = {"name": f"billingAccounts/{BILLING_ACCOUNT}", "open": True, "displayName": "Emulated"}
@@ -217,8 +213,7 @@ class OsLogin(Service):
         return {"email": EMAIL, "verified_email": True}
 
     def _get_login_profile(self, call: ApiCall) -> Document:
-        user = call.path["usersId"]
-        if user != EMAIL:
+        if (user := call.path["usersId"]) != EMAIL:
             raise ApiError(403, f"The caller is {EMAIL} and may not see the profile of {user}")
         return self.store.get(PROFILE_KIND, EMAIL) or {"name": EMAIL}
 
@@ -234,6 +229,6 @@ class OsLogin(Service):
         profile["sshPublicKeys"][fingerprint] = entry
         account = {"username": USER, "uid": "1234567890", "gid": "1234567890", "homeDirectory": f"/home/{USER}"}
         account |= {"primary": True, "operatingSystemType": "LINUX", "accountId": PROJECT}
-        account["name"] = f"users/{EMAIL}/projects/{PROJECT}"
-        self.store.put(PROFILE_KIND, EMAIL, {**profile, "posixAccounts": [account]})
-        return {"loginProfile": {**profile, "posixAccounts": [account]}}
+        profile["posixAccounts"] = [{**account, "name": f"users/{EMAIL}/projects/{PROJECT}"}]
+        self.store.put(PROFILE_KIND, EMAIL, profile)
+        return {"loginProfile": profile}

@@ -11,6 +11,7 @@ from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.nodes import Nodes
 from controller.localcloud.apis.service import Service
 from controller.localcloud.faults.faults import FaultAction
+from controller.localcloud.faults.spec import KINDS
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.iam import EXPIRED_KIND, EXPIRED_NAME
 from controller.localcloud.store import Document
@@ -27,22 +28,11 @@ class FaultEffects(Service):
     peers: Callable[[], list[Client]]
 
     def actions(self) -> dict[str, FaultAction]:
-        """Return the action of each kind of fault; an action gets the fault's spec."""
-        return {
-            "preempted": self._preempt,
-            "maintenance": self._maintain,
-            "unhealthy": self._make_unhealthy,
-            "killed": self._kill,
-            "frozen": lambda spec: self._signal(spec["worker"], signal.SIGSTOP),
-            "controller_killed": self._kill_controller,
-            "worker_clock": self._set_clock,
-            "disk_full": self._fill_disk,
-            "tokens_expired": self._expire_tokens,
-            "chip_held": self._hold_chip,
-            "slice_state": self._change_slices,
-        }
+        """Return the action of each kind of fault that has one, the method of its name; it gets the fault's spec."""
+        named = {kind: getattr(self, f"_{kind}", None) for kind in KINDS}
+        return {kind: action for kind, action in named.items() if action}
 
-    async def _preempt(self, spec: Document) -> None:
+    async def _preempted(self, spec: Document) -> None:
         """Take the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
         uids = await self._give_notice("preempted", spec["notice_seconds"], spec["node"])
         await self.nodes.preempt(uids)
@@ -66,27 +56,25 @@ class FaultEffects(Service):
                 self.store.delete("notice", uid)
         return uids
 
-    async def _change_slices(self, spec: Document) -> None:
+    async def _slice_state(self, spec: Document) -> None:
         for found in self.slices.active():
             if spec["state"] == "REACTIVATING":
                 await self.slices.restart(found, spec["seconds"])
             else:
                 await self.slices.fall(found, spec["state"], spec["worker"], spec["message"])
 
-    async def _maintain(self, spec: Document) -> None:
+    async def _maintenance(self, spec: Document) -> None:
         """Take the VMs down and bring them back later, rebooted and with new host keys, but otherwise unchanged."""
         uids = await self._give_notice("maintenance", spec["notice_seconds"])
         slices = [found for found in self.slices.active() if found["id"] in uids]
         at_once = [asyncio.create_task(self.slices.restart(found, spec["seconds"])) for found in slices]
-        names = [name for name, node in self._ready_nodes() if node["id"] in uids]
-        for name, node in self._ready_nodes():
-            if name not in names:
-                continue
+        nodes = [(name, node) for name, node in self._ready_nodes() if node["id"] in uids]
+        for name, node in nodes:
             at_work = {"maintenanceStatus": "ONGOING", "type": "UNSCHEDULED", "windowStartTime": timestamp(time.time())}
             self.store.put("node", name, {**node, "state": "REPAIRING", "upcomingMaintenance": at_work})
             await self.workers.halt(node["id"])
         await asyncio.sleep(spec["seconds"])
-        for name in names:
+        for name, _ in nodes:
             node = self.store.get("node", name)
             if node is not None and node["state"] == "REPAIRING":
                 if spec["new_host_keys"]:
@@ -96,7 +84,7 @@ class FaultEffects(Service):
                 await self.nodes.provision(name)
         await asyncio.gather(*at_once)
 
-    async def _make_unhealthy(self, spec: Document) -> None:
+    async def _unhealthy(self, spec: Document) -> None:
         """Report the nodes as unhealthy; their programs keep running."""
         for name, node in self._ready_nodes():
             sick = {**node, "health": spec["health"], "healthDescription": spec["words"]}
@@ -106,34 +94,36 @@ class FaultEffects(Service):
                 sick["symptoms"] = [*node.get("symptoms", []), {**found, "details": spec["words"]}]
             self.store.put("node", name, sick)
 
-    async def _expire_tokens(self, _: Document) -> None:
+    async def _tokens_expired(self, _: Document) -> None:
         self.store.put(EXPIRED_KIND, EXPIRED_NAME, {"time": time.time()})
 
-    async def _kill_controller(self, _: Document) -> None:
+    async def _controller_killed(self, _: Document) -> None:
         await asyncio.to_thread(kill_client, self.peers())
 
-    async def _kill(self, spec: Document) -> None:
+    async def _frozen(self, spec: Document) -> None:
+        await self._signal(spec["worker"], signal.SIGSTOP)
+
+    async def _killed(self, spec: Document) -> None:
         if spec["out_of_memory"]:
             for worker in self._affected_workers(spec["worker"]):
                 (self.workers.home(worker).parent / "vmstat").write_text("oom_kill 1\n")
         await self._signal(spec["worker"], signal.SIGKILL)
 
-    async def _set_clock(self, spec: Document) -> None:
+    async def _worker_clock(self, spec: Document) -> None:
         for worker in self._affected_workers(spec["worker"]):
             (self.workers.home(worker).parent / CLOCK_FILE).write_text(f"{spec['seconds']}")
 
-    async def _fill_disk(self, spec: Document) -> None:
+    async def _disk_full(self, spec: Document) -> None:
         """Limit running processes; later sessions check the disk when they start."""
         for worker in self._affected_workers(spec["worker"]):
             free = self.workers.home(worker).parent / DISK_FILE
-            if self.workers.disk_is_full(worker):
+            if is_full := self.workers.disk_is_full(worker):
                 free.write_text("0")
             else:
                 free.unlink(missing_ok=True)
-            owner = process_marker(self.workers.state, worker)
-            await asyncio.to_thread(set_disk_full, owner, self.workers.disk_is_full(worker))
+            await asyncio.to_thread(set_disk_full, process_marker(self.workers.state, worker), is_full)
 
-    async def _hold_chip(self, spec: Document) -> None:
+    async def _chip_held(self, spec: Document) -> None:
         """Start a process that opens the first chip and ends by itself; called at the beginning and at the end."""
         for worker in self._affected_workers(spec["worker"]):
             if self.faults.affects(worker.index, "chip_held"):

@@ -82,7 +82,7 @@ class Faults:
                 entry |= {"after_ready": fault.seconds_after_ready(), "begun": self._requests}
                 name = f"{key}/{index:03d}"
                 self._store.put("fault", name, entry)
-                if not fault.has_trigger:
+                if not fault.triggers:
                     self._arm(name, entry, time.time() + fault.delay_seconds)
         if ready_at is not None:
             self.on_node_ready(ready_at)
@@ -99,17 +99,16 @@ class Faults:
         self._on_ssh_change()
 
     def on_object_finalized(self, name: str) -> None:
-        for fault_name, fault in self._untriggered():
-            wanted = fault["spec"]["after_object"]
-            if wanted is not None and wanted in name:
-                self._arm(fault_name, fault, time.time() + fault["spec"]["delay_seconds"])
+        self._trigger("after_object", lambda wanted, _: wanted in name)
 
     def on_request(self) -> None:
         """Trigger faults that wait for a number of requests to Google's APIs."""
         self._requests += 1
+        self._trigger("after_requests", lambda wanted, fault: self._requests - fault["begun"] > wanted)
+
+    def _trigger(self, key: str, has_come: Callable[[Any, Document], bool]) -> None:
         for name, fault in self._untriggered():
-            wanted = fault["spec"]["after_requests"]
-            if wanted is not None and self._requests - fault["begun"] > wanted:
+            if (wanted := fault["spec"][key]) is not None and has_come(wanted, fault):
                 self._arm(name, fault, time.time() + fault["spec"]["delay_seconds"])
 
     # Effects on requests, nodes and workers
@@ -120,7 +119,7 @@ class Faults:
         zone: str,
         capacity: str,
         accelerator: str,
-        words: "Words | None" = None,
+        words: Words | None = None,
         kinds: Sequence[str] = CREATION_KINDS,
     ) -> None:
         """Raise the error of this attempt to create a node if a fault applies; `at` is request or operation.
@@ -161,26 +160,27 @@ class Faults:
         spec = self.take("chip_missing")
         return spec["worker"] if spec else None
 
-    def intercept(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
-        """Return the fault, if any, that affects this request of the laptop or of a worker."""
+    def intercept(self, laptop: bool, http: str, path: str) -> BrokenConnection | None:
+        """Raise the refusal that a fault has for this request of the laptop or of a worker; return how it breaks."""
         who = "laptop" if laptop else "workers"
         for name, fault in self._active("http", "rate_limit", "cut", "brownout", "bucket_outage", "partition"):
             spec = fault["spec"]
             if "match" in spec and re.search(spec["match"], f"{http} {path}"):
                 self._consume(name, fault)
-                if spec["kind"] == "rate_limit":
-                    return rate_limited(spec)
-                return BrokenConnection(spec["at"]) if spec["kind"] == "cut" else _scripted_error(spec)
+                if spec["kind"] == "cut":
+                    return BrokenConnection(spec["at"])
+                raise rate_limited(spec) if spec["kind"] == "rate_limit" else _scripted_error(spec)
             if spec["kind"] == "partition" and spec["client"] == who:
                 self._record_hit(name, fault)
                 return BrokenConnection("request")
             draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
-            if spec["kind"] == "bucket_outage" and _STORAGE_PATH.match(path):
+            outage = spec["kind"] == "bucket_outage" and _STORAGE_PATH.match(path)
+            brownout = spec["kind"] == "brownout" and spec["client"] in (None, who) and draw.random() < spec["share"]
+            if outage or brownout:
                 self._record_hit(name, fault)
-                return draw.choice((_OVERLOADED, _OVERLOADED, BrokenConnection("request", STALL_SECONDS)))
-            if spec["kind"] == "brownout" and spec["client"] in (None, who) and draw.random() < spec["share"]:
-                self._record_hit(name, fault)
-                return draw.choice((_OVERLOADED, _TOO_MANY, BrokenConnection("request", STALL_SECONDS)))
+                if refusal := draw.choice((_OVERLOADED, _TOO_MANY if brownout else _OVERLOADED, None)):
+                    raise refusal
+                return BrokenConnection("request", STALL_SECONDS)
         return None
 
     def denied_permissions(self, laptop: bool) -> frozenset[str]:
@@ -197,12 +197,12 @@ class Faults:
                 raise refusal
 
     def freezes_ssh(self, worker: int) -> bool:
-        cut_off = any(fault["spec"]["client"] == "laptop" for _, fault in self._active("partition"))
+        cut_off = any(spec["client"] == "laptop" for spec in self.standing("partition"))
         return cut_off or self.affects(worker, "ssh_frozen")
 
     def affects(self, worker: int, kind: str) -> bool:
         """Return whether a lasting fault of this kind affects a worker at the moment."""
-        return any(fault["spec"]["worker"] in (None, worker) for _, fault in self._active(kind))
+        return any(spec["worker"] in (None, worker) for spec in self.standing(kind))
 
     # Bookkeeping and timers
 
@@ -237,22 +237,21 @@ class Faults:
     async def _fire(self, name: str, fault: Document) -> None:
         spec = fault["spec"]
         await asyncio.sleep(max(0.0, fault["due"] - time.time()))
-        act = self._actions.get(spec["kind"])
         if spec["kind"] in ONE_SHOT_KINDS:
             self._consume(name, fault)
-            if act:
-                await act(spec)
+            await self._act(spec)
             return
         self._record_hit(name, fault)
-        await self._run_lasting(act, spec)
+        self._on_ssh_change()
+        await self._act(spec)
         await asyncio.sleep(max(0.0, fault["due"] + spec["seconds"] - time.time()))
         self._store.put("fault", name, {**(self._store.get("fault", name) or fault), "left": 0})
-        await self._run_lasting(act, spec)
-
-    async def _run_lasting(self, act: FaultAction | None, spec: Document) -> None:
-        """Apply the beginning or the end of a lasting fault; the action determines which."""
         self._on_ssh_change()
-        if act:
+        await self._act(spec)
+
+    async def _act(self, spec: Document) -> None:
+        """Do what a fault does, at the beginning or the end of a lasting one; the action determines which."""
+        if act := self._actions.get(spec["kind"]):
             await act(spec)
 
 
@@ -261,11 +260,10 @@ _TOO_MANY = ApiError(429, "Too many requests: the rate limit is exceeded.")
 
 
 def _scripted_error(spec: Document) -> ApiError:
-    text = spec["message"] or f"Scripted fault: {spec['status']}"
-    reason = spec["reason"]
+    text, reason, code = spec["message"] or f"Scripted fault: {spec['status']}", spec["reason"], spec["code"]
     info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
-    code, wait = spec["code"], spec["retry_after"]
-    return ApiError(spec["status"], text, status=code, reason=code, details=info, retry_after=wait, raw=spec["body"])
+    sent = {"retry_after": spec["retry_after"], "raw": spec["body"]}
+    return ApiError(spec["status"], text, status=code, reason=code, details=info, **sent)
 
 
 def creation_error(spec: Document, zone: str, capacity: str, accelerator: str) -> ApiError:

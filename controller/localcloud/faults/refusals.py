@@ -35,10 +35,8 @@ def policy_violation(spec: Document, call: ApiCall) -> ApiError | None:
     creates = name.endswith((".insert", ".create"))
     match spec["constraint"]:
         case "compute.vmExternalIpAccess" if creates and any(_external(body)):
-            message = (
-                f"{constraint} violated for project {PROJECT_NUMBER}. Add instance {path} to the constraint to use"
-            )
-            return _refused(call, f"Constraint {message} external IP with it.")
+            remedy = f"Add instance {path} to the constraint to use external IP with it."
+            return _refused(call, f"Constraint {constraint} violated for project {PROJECT_NUMBER}. {remedy}")
         case "compute.requireShieldedVm" if name == "instances.insert":
             if not (body.get("shieldedInstanceConfig") or {}).get("enableSecureBoot"):
                 why = "Secure Boot is not enabled in the 'shielded_instance_config' field."
@@ -62,9 +60,7 @@ def policy_violation(spec: Document, call: ApiCall) -> ApiError | None:
 
 
 def _refused(call: ApiCall, message: str) -> ApiError:
-    if call.method.api == "tpu":
-        return ApiError(400, message, status="FAILED_PRECONDITION")
-    return ApiError(412, message)
+    return ApiError(400, message, status="FAILED_PRECONDITION") if call.method.api == "tpu" else ApiError(412, message)
 
 
 def _external(body: Mapping[str, Any]) -> Iterator[bool]:

@@ -36,17 +36,16 @@ class FaultSpec(BaseModel):
         said = isinstance(spec, dict) and any(spec.get(trigger) is not None for trigger in TRIGGERS)
         return spec if said or not isinstance(spec, dict) else {**cls.default_trigger, **spec}
 
+    @property
+    def triggers(self) -> list[str]:
+        return [name for name in TRIGGERS if getattr(self, name) is not None]
+
     @model_validator(mode="after")
     def _at_most_one_trigger(self) -> "FaultSpec":
-        given = [name for name in TRIGGERS if getattr(self, name) is not None]
-        if len(given) > 1 or (self.needs_trigger and not given):
+        if len(self.triggers) > 1 or (self.needs_trigger and not self.triggers):
             word = "exactly" if self.needs_trigger else "at most"
             raise ValueError(f"needs {word} one of {', '.join(TRIGGERS[:-1])} and {TRIGGERS[-1]}")
         return self
-
-    @property
-    def has_trigger(self) -> bool:
-        return any(getattr(self, name) is not None for name in TRIGGERS)
 
     def seconds_after_ready(self) -> float | None:
         """Return the seconds from a node becoming READY to the strike, or None without such a trigger."""
@@ -90,11 +89,10 @@ class FromReadySpec(LastingSpec):
     worker: int | None = Field(None, ge=0)
 
 
-class DiskFullSpec(LastingSpec):
-    """Full disk of one worker or of all: nothing can be written (Linux only)."""
+class DiskFullSpec(FromReadySpec):
+    """Full disk of one worker or of all, from a moment that is said: nothing can be written (Linux only)."""
 
-    needs_trigger: ClassVar[bool] = True
-    worker: int | None = Field(None, ge=0)
+    needs_trigger, default_trigger = True, {}
 
 
 def _check_regex(value: str) -> str:

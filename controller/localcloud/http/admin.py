@@ -14,6 +14,7 @@ from controller.localcloud.clock import HeldLoop
 from controller.localcloud.delays import DELAYS
 from controller.localcloud.faults.spec import parse_fault
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import check_seconds
 
 _VISIBLE_KINDS = (
     *("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation"),
@@ -79,17 +80,15 @@ class Admin(Service):
         if body.get("check"):  # validate only
             return web.json_response({"checked": len([parse_fault(spec) for spec in faults])})
         ready_since = min((boot["time"] for _, boot in self.store.items("boot")), default=None)  # the first of them
-        registered = self.faults.register(key, faults, ready_since)
-        return web.json_response({"registered": registered})
+        return web.json_response({"registered": self.faults.register(key, faults, ready_since)})
 
     async def _move_clock(self, body: dict[str, Any]) -> web.Response:
         """Answer once so many seconds have passed; only where time is held they pass at once."""
-        loop, seconds = asyncio.get_running_loop(), body.get("seconds")
+        loop = asyncio.get_running_loop()
         if not isinstance(loop, HeldLoop):
             raise ApiError(400, "The time of this emulated cloud passes by itself; --held holds it")
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
-            raise ApiError(400, f"seconds must be a number of seconds, not {seconds!r}")
-        await loop.move_on(seconds)
+        check_seconds("seconds", body.get("seconds"))
+        await loop.move_on(body["seconds"])
         return web.json_response({})
 
     def _update_settings(self, body: dict[str, Any]) -> web.Response:

@@ -7,10 +7,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from controller.localcloud.http.discovery import Method
 from controller.localcloud.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from controller.localcloud.iam import Judgement
 
 PROJECT = "slipway-local"
 PROJECT_NUMBER = "314159265358"
@@ -18,24 +21,17 @@ DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 """Compute Engine's default account, an editor of most projects."""
 
 
-class Permits(Protocol):
-    """What a handler may ask about the rights of its caller."""
-
-    def require(self, permission: str, resource: str) -> None: ...
-
-    def test(self, permissions: list[str], resource: str) -> list[str]: ...
-
-
 @dataclass(frozen=True)
 class ApiCall:
-    """Validated request: path parameters, query, JSON body; `base` is the root URL for the client."""
+    """Validated request: path parameters, query, JSON body; `root_url` is for the client."""
 
     method: Method
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
     root_url: str
-    judgement: "Permits | None" = None
+    judgement: "Judgement | None" = None
+    """Of the rights of its caller; without one it has all."""
 
     def require_permission(self, permission: str, resource: str) -> None:
         """Raise ApiError 403 unless the caller holds a permission that only some calls of the method need."""
@@ -157,43 +153,24 @@ def merge_patch(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, 
 
 
 _FieldMask = dict[str, "_FieldMask"]  # field -> its own mask; an empty mask keeps everything
-
-_TOKEN = re.compile(r"[^,()/\s]+|[,()/]")
+_NESTED = re.compile(r"([^,()]+)\(([^()]+)\)(?=[,)]|$)")
+"""The innermost `NAME(FIELDS)` of a selection, which is `NAME/FIELD` for each of them."""
 
 
 def select_fields(document: Any, fields: str) -> Any:
     """Return the parts of a document that `fields` selects, e.g. "items(name,size),nextPageToken" or "items/name"."""
-    tokens = _TOKEN.findall(fields)
-    try:
-        mask = _take_selection(tokens)
-    except ValueError:
-        mask = None
-    if mask is None or tokens:
+    paths = "".join(fields.split())
+    while found := _NESTED.search(paths):
+        inner = ",".join(f"{found[1]}/{field}" for field in found[2].split(","))
+        paths = paths[: found.start()] + inner + paths[found.end() :]
+    if not re.fullmatch(r"([^,()/]+([,/][^,()/]+)*,?)?", paths):
         raise ApiError(400, f"Invalid field selection {fields}")
-    return _select(document, mask)
-
-
-def _take_selection(tokens: list[str]) -> _FieldMask:
-    """Take comma-separated selections from the tokens, up to a closing parenthesis; raise ValueError if broken."""
     mask: _FieldMask = {}
-    while tokens:
-        node, has_more = mask, True
-        while has_more:
-            if not tokens or tokens[0] in ",()/":
-                raise ValueError(tokens)
-            node = node.setdefault(tokens.pop(0), {})
-            has_more = _take(tokens, "/")
-        if _take(tokens, "("):
-            node.update(_take_selection(tokens))
-            if not _take(tokens, ")"):
-                raise ValueError(tokens)
-        if not _take(tokens, ","):
-            break
-    return mask
-
-
-def _take(tokens: list[str], sign: str) -> bool:
-    return tokens[:1] == [sign] and bool(tokens.pop(0))
+    for path in filter(None, paths.split(",")):
+        node = mask
+        for name in path.split("/"):
+            node = node.setdefault(name, {})
+    return _select(document, mask)
 
 
 def _select(value: Any, mask: _FieldMask) -> Any:

@@ -145,9 +145,8 @@ def _methods(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def documents_folder() -> Path:
     """Return the folder of the discovery documents, without importing the package (which takes 0.2 s)."""
     spec = importlib.util.find_spec("googleapiclient")
-    if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("google-api-python-client is not installed: its discovery documents are needed")
-    return Path(spec.submodule_search_locations[0]) / "discovery_cache" / "documents"
+    assert spec is not None, "a dependency of Slipway"
+    return Path(str(spec.origin)).with_name("discovery_cache") / "documents"
 
 
 _INTEGER = {"type": ["integer", "string"], "pattern": r"^-?\d+$"}  # proto3 JSON takes both
@@ -200,20 +199,14 @@ class Validation:
                 raise ApiError(400, f"Required parameter: {name}", reason="required")
         for name, value in query.items():
             parameter = method.parameters.get(name)
+            if parameter is None and name in _UNDECLARED_QUERY:
+                continue
             if parameter is None:
-                if name in _UNDECLARED_QUERY:
-                    continue
-                raise ApiError(
-                    400,
-                    f'Invalid JSON payload received. Unknown name "{name}": Cannot bind query parameter. '
-                    f"Field '{name}' could not be found in request message.",
-                )
-            kind = parameter.get("type")
-            fits = {
-                "integer": re.fullmatch(r"-?\d+", value) is not None,
-                "boolean": value.lower() in ("true", "false"),
-            }.get(str(kind), True)
-            if not fits or ("enum" in parameter and value not in parameter["enum"]):
+                unknown = f'Invalid JSON payload received. Unknown name "{name}": Cannot bind query parameter.'
+                raise ApiError(400, f"{unknown} Field '{name}' could not be found in request message.")
+            kind = str(parameter.get("type"))
+            form = {"integer": r"-?\d+", "boolean": "(?i)true|false"}.get(kind, "(?s).*")
+            if not re.fullmatch(form, value) or value not in parameter.get("enum", (value,)):
                 raise ApiError(400, f"Invalid value at '{name}' ({kind}), \"{value}\"")
 
     def _validator(self, document: str, schema: str) -> Validator:
@@ -257,12 +250,10 @@ def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "array":
         return {"type": "array", "items": _convert(schema.get("items", {}))}
     if kind == "object":
-        result: dict[str, Any] = {"type": "object"}
-        if "properties" in schema:
-            result["properties"] = {name: _convert(value) for name, value in schema["properties"].items()}
+        fields = {name: _convert(value) for name, value in schema.get("properties", {}).items()}
         extra = schema.get("additionalProperties")
-        result["additionalProperties"] = _convert(extra) if extra is not None else "properties" not in schema
-        return result
+        more = _convert(extra) if extra is not None else "properties" not in schema
+        return {"type": "object", "properties": fields, "additionalProperties": more}
     if kind == "integer":
         return dict(_INTEGER)
     result = dict(_FORMATS.get(schema.get("format", ""), {"type": kind}))
@@ -277,20 +268,18 @@ def _without_nulls(value: Any) -> Any:
     """Drop nulls, which mean "not set" in proto3 JSON."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _validation_error(error: ValidationError) -> ApiError:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
     if error.validator == "additionalProperties":
         instance: Any = error.instance
-        known: Mapping[str, Any] = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
-        names = sorted(set(instance) - set(known))
+        schema: Any = error.schema
         place = f" at '{where}'" if where else ""
         message = "\n".join(
-            f'Invalid JSON payload received. Unknown name "{name}"{place}: Cannot find field.' for name in names
+            f'Invalid JSON payload received. Unknown name "{name}"{place}: Cannot find field.'
+            for name in sorted(instance.keys() - schema["properties"])
         )
     elif error.validator == "pattern":
         words = f"Must be a match of regex '{str(error.validator_value).removeprefix('^').removesuffix('$')}'"

@@ -1,5 +1,6 @@
 """API errors in the format of Google, and its refusals of a caller in the words of each API."""
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from google.rpc import code_pb2
@@ -36,53 +37,38 @@ _REASON = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class ApiError(Exception):
     """Error response of a request or an operation.
 
     `code` is the HTTP status, `status` the canonical name (newer APIs), `reason` the short name (compute, storage).
     """
 
-    def __init__(
-        self,
-        code: int,
-        message: str,
-        *,
-        status: str | None = None,
-        reason: str | None = None,
-        details: Any = None,
-        retry_after: int | None = None,
-        raw: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.status = status or _STATUS.get(code, "UNKNOWN")
-        self.reason = reason or _REASON.get(code, "invalid")
-        self.details = details
-        self.retry_after = retry_after  # seconds
-        self.raw = raw  # what is sent in place of the document: the page of a proxy, or nothing
-        self.is_counted = False  # by a fault, whose count must not be rolled back
+    code: int
+    message: str
+    _: KW_ONLY
+    status: str = ""
+    reason: str = ""
+    details: Any = None
+    retry_after: int | None = None  # seconds
+    raw: str | None = None  # what is sent in place of the document: the page of a proxy, or nothing
+    is_counted: bool = False  # by a fault, whose count must not be rolled back
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+        self.status = self.status or _STATUS.get(self.code, "UNKNOWN")
+        self.reason = self.reason or _REASON.get(self.code, "invalid")
 
     def body(self) -> dict[str, Any]:
         """Return the error document, with both the newer (`status`) and the older (`errors`) form."""
-        error: dict[str, Any] = {
-            "code": self.code,
-            "message": self.message,
-            "status": self.status,
-            "errors": [{"message": self.message, "domain": "global", "reason": self.reason}],
-        }
-        if self.details:
-            error["details"] = self.details
-        return {"error": error}
+        errors = [{"message": self.message, "domain": "global", "reason": self.reason}]
+        error = {"code": self.code, "message": self.message, "status": self.status, "errors": errors}
+        return {"error": error | ({"details": self.details} if self.details else {})}
 
     def rpc_status(self) -> dict[str, Any]:
         """Return the google.rpc.Status of a failed operation; `http` and `reason` serve the older APIs."""
-        return {
-            "code": getattr(code_pb2, self.status, code_pb2.UNKNOWN),
-            "message": self.message,
-            "http": self.code,
-            "reason": self.reason,
-        }
+        code = getattr(code_pb2, self.status, code_pb2.UNKNOWN)
+        return {"code": code, "message": self.message, "http": self.code, "reason": self.reason}
 
 
 def internal_error(error: BaseException) -> ApiError:
@@ -154,12 +140,10 @@ def _may_not_act_as(api: str, account: str, email: str) -> ApiError:
 
 def scopes_insufficient(api: str, method: str) -> ApiError:
     """Return error 403 for a token without a scope that the method accepts."""
-    info = error_info(
-        "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "googleapis.com", service=f"{api}.googleapis.com", method=method
-    )
-    return ApiError(
-        403, "Request had insufficient authentication scopes.", reason="insufficientPermissions", details=[info]
-    )
+    about = {"service": f"{api}.googleapis.com", "method": method}
+    details = [error_info("ACCESS_TOKEN_SCOPE_INSUFFICIENT", "googleapis.com", **about)]
+    words = "Request had insufficient authentication scopes."
+    return ApiError(403, words, reason="insufficientPermissions", details=details)
 
 
 def user_project_denied(api: str, project: str) -> ApiError:
@@ -170,10 +154,8 @@ def user_project_denied(api: str, project: str) -> ApiError:
         "roles/serviceusage.serviceUsageConsumer role, or a custom role with the serviceusage.services.use permission, "
         f"by visiting {console} and then retry. Propagation of the new permission may take a few minutes."
     )
-    info = error_info(
-        "USER_PROJECT_DENIED", "googleapis.com", service=f"{api}.googleapis.com", consumer=f"projects/{project}"
-    )
-    return ApiError(403, message, details=[info])
+    about = {"service": f"{api}.googleapis.com", "consumer": f"projects/{project}"}
+    return ApiError(403, message, details=[error_info("USER_PROJECT_DENIED", "googleapis.com", **about)])
 
 
 def unauthenticated(reason: str = "ACCESS_TOKEN_EXPIRED") -> ApiError:
@@ -186,9 +168,5 @@ def unauthenticated(reason: str = "ACCESS_TOKEN_EXPIRED") -> ApiError:
 
 
 def error_info(reason: str, domain: str, **metadata: str) -> dict[str, object]:
-    return {
-        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
-        "reason": reason,
-        "domain": domain,
-        "metadata": metadata,
-    }
+    form = "type.googleapis.com/google.rpc.ErrorInfo"
+    return {"@type": form, "reason": reason, "domain": domain, "metadata": metadata}

@@ -37,19 +37,19 @@ class MediaTransfers:
         """Handle POST or PUT on /upload/...: one of the three protocols, or the next chunk of a resumable upload."""
         if upload_id := call.query.get("upload_id"):
             return await self._continue(request, call, upload_id)
-        kind = call.query.get("uploadType", "media")
-        if kind == "media":
-            metadata = {"contentType": request.headers.get("Content-Type", "application/octet-stream")}
-            return await self._simple(request, call, metadata)
-        if kind == "multipart":
-            return await self._multipart(request, call)
-        if kind == "resumable":
-            return await self._begin(request, call)
-        raise ApiError(400, f"Invalid uploadType '{kind}': media, multipart or resumable")
+        match call.query.get("uploadType", "media"):
+            case "media":
+                return await self._simple(request, call)
+            case "multipart":
+                return await self._multipart(request, call)
+            case "resumable":
+                return await self._begin(request, call)
+            case kind:
+                raise ApiError(400, f"Invalid uploadType '{kind}': media, multipart or resumable")
 
-    async def _simple(self, request: web.Request, call: ApiCall, metadata: Document) -> web.Response:
-        blob = self._blobs.create()
-        digest = Digest()
+    async def _simple(self, request: web.Request, call: ApiCall) -> web.Response:
+        metadata = {"contentType": request.headers.get("Content-Type", "application/octet-stream")}
+        blob, digest = self._blobs.create(), Digest()
         with self._blobs.partial(blob).open("wb") as file:
             async for data in request.content.iter_any():
                 file.write(data)
@@ -61,24 +61,21 @@ class MediaTransfers:
         metadata = _parse_metadata(text)
         metadata.setdefault("contentType", content_type)
         blob = self._blobs.create()
-        digest = Digest()
-        if len(data) <= _INLINE_BYTES:
-            self._write(blob, digest, data)
-        else:
-            await asyncio.to_thread(self._write, blob, digest, data)
-        return self._finalize(call, metadata, blob, digest)
-
-    def _write(self, blob: str, digest: Digest, data: bytes) -> None:
-        digest.update(data)
         self._blobs.partial(blob).write_bytes(data)
+        return self._finalize(call, metadata, blob, await self._digest(blob))
+
+    async def _digest(self, blob: str) -> Digest:
+        """Hash a partial blob, in a thread if it is large."""
+        if self._blobs.partial(blob).stat().st_size <= _INLINE_BYTES:
+            return self._blobs.digest(blob)
+        return await asyncio.to_thread(self._blobs.digest, blob)
 
     def _finalize(self, call: ApiCall, metadata: Document, blob: str, digest: Digest) -> web.Response:
         fields = digest.resource_fields()
         for key in ("md5Hash", "crc32c"):
             if metadata.get(key) not in (None, fields[key]):
                 self._blobs.delete(blob)
-                message = f"Provided {key} {metadata[key]} doesn't match calculated {key} {fields[key]}."
-                raise ApiError(400, message)
+                raise ApiError(400, f"Provided {key} {metadata[key]} doesn't match calculated {key} {fields[key]}.")
         name = call.query.get("name") or metadata.get("name", "")
         if encoding := call.query.get("contentEncoding"):
             metadata["contentEncoding"] = encoding
@@ -127,21 +124,16 @@ class MediaTransfers:
             if received:
                 headers["Range"] = f"bytes=0-{received - 1}"
             return web.Response(status=308, reason="Resume Incomplete", headers=headers)
-        if received <= _INLINE_BYTES:
-            digest = self._blobs.digest(session["blob"])
-        else:
-            digest = await asyncio.to_thread(self._blobs.digest, session["blob"])
+        digest = await self._digest(session["blob"])
         name = session["metadata"]["name"]
         self._objects.check_rate(session["bucket"], name)  # the session outlives this refusal, and is tried again
-        query = {**session["query"], "name": name}
-        finalizing = ApiCall(call.method, call.path, query, {}, call.root_url)
+        finalizing = ApiCall(call.method, call.path, {**session["query"], "name": name}, {}, call.root_url)
         try:
             response = self._finalize(finalizing, session["metadata"], session["blob"], digest)
         except ApiError:
             self._store.delete("upload", upload_id)
             raise
-        done = self._objects.find(session["bucket"], name)
-        if done:
+        if done := self._objects.find(session["bucket"], name):
             self._store.put("upload", upload_id, {**session, "finished": done.body})
         return response
 
@@ -160,8 +152,8 @@ class MediaTransfers:
                 return total  # a status query
             first, last = int(match[1]), int(match[2])
         if first > received:
-            message = f"The upload offset is {first} byte(s), which exceeds the uploaded {received} byte(s)."
-            raise ApiError(400, message)
+            offset = f"The upload offset is {first} byte(s)"
+            raise ApiError(400, f"{offset}, which exceeds the uploaded {received} byte(s).")
         skip = received - first
         with path.open("ab") as file:
             async for data in request.content.iter_any():
@@ -237,11 +229,9 @@ def _parse_range(header: str, size: int) -> tuple[int, int]:
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
     if match is None or match[1] == match[2] == "":
         return 0, size
-    if match[1] == "":
-        start, stop = max(0, size - int(match[2])), size
-    else:
-        start, stop = int(match[1]), min(size, int(match[2]) + 1) if match[2] else size
-    if start >= size or start >= stop:
+    start = int(match[1]) if match[1] else max(0, size - int(match[2]))
+    stop = min(size, int(match[2]) + 1) if match[1] and match[2] else size
+    if start >= stop:
         raise ApiError(416, "The requested range cannot be satisfied.")
     return start, stop
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.parser import BytesParser
 from typing import Any, NoReturn
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 
@@ -25,7 +25,7 @@ from controller.localcloud.apis.projects import EnabledApis
 from controller.localcloud.faults.faults import BrokenConnection, Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import ApiCall, Handlers, select_fields, without_secrets
-from controller.localcloud.http.discovery import Discovery, Method, Validation
+from controller.localcloud.http.discovery import Method, Validation, load_discovery
 from controller.localcloud.http.errors import ApiError, internal_error, unauthenticated
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.iam import LAPTOP, Judge, Judgement, Tokens, are_equal
@@ -95,7 +95,6 @@ class Server:
     """Answers every request. `last_request` is the time of the latest API request."""
 
     store: Store
-    discovery: Discovery
     handlers: Handlers
     media: MediaTransfers
     metadata: MetadataServer
@@ -110,9 +109,7 @@ class Server:
     last_request: float = field(default_factory=time.monotonic)
     peers: deque[Client] = field(default_factory=lambda: deque(maxlen=16))
     """Where the laptop's latest requests came from, newest last."""
-
-    def __post_init__(self) -> None:
-        self._validation = Validation(self.discovery)
+    _validation: Validation = field(default_factory=lambda: Validation(load_discovery()))
 
     def application(self) -> web.Application:
         """Return an application with a single route: the discovery documents do the routing."""
@@ -181,11 +178,9 @@ class Server:
             self.faults.on_request()
             named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
             met = self.faults.intercept(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
-            if isinstance(met, ApiError):
-                raise met
             if request is not None and met and met.phase != "answer":
                 await self._break_connection(request, met)
-            found = self.discovery.match(http, path)
+            found = load_discovery().match(http, path)
             if found is None:
                 raise ApiError(404, f"No such method: {http} /{path}")
             method, parameters = found
@@ -212,7 +207,7 @@ class Server:
             return response
         except ApiError as refusal:
             status = refusal.code
-            if request is not None and isinstance(met, BrokenConnection):  # a refusal is lost as well
+            if request is not None and met:  # a refusal is lost as well
                 await self._break_connection(request, met)
             return _error_response(refusal)
         finally:
@@ -234,10 +229,7 @@ class Server:
     async def _issue_token(self, request: web.Request) -> web.Response:
         """Answer https://oauth2.googleapis.com/token, where a user's refresh token gets access tokens."""
         check_origin(request)
-        met = self.faults.intercept(True, request.method, _TOKEN_PATH)
-        if isinstance(met, ApiError):
-            raise met
-        if met:
+        if met := self.faults.intercept(True, request.method, _TOKEN_PATH):
             await self._break_connection(request, met)
         form = {name: str(value) for name, value in (await request.post()).items()}
         return web.json_response(self.tokens.refresh(form))
@@ -268,21 +260,20 @@ class Server:
     async def _batch(self, request: web.Request, admitted: AdmittedRequest) -> web.Response:
         """Handle several calls in one multipart request (https://cloud.google.com/storage/docs/batch)."""
         prefix = admitted.root_url.removeprefix(self.url)  # clients repeat it in every part
-        parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
-        return render_batch(
-            [
-                (content_id, await self._dispatch(http, path.removeprefix(prefix), query, body, admitted))
-                for content_id, http, path, query, body in parts
-            ]
-        )
+        answers = []
+        for name, http, path, query, body in parse_batch(request.headers.get("Content-Type", ""), await request.read()):
+            answers.append((name, await self._dispatch(http, path.removeprefix(prefix), query, body, admitted)))
+        return render_batch(answers)
 
 
 async def _json_body(request: web.Request) -> Any:
     text = await request.read()
-    if not text or request.method in ("GET", "DELETE"):
-        return None
+    return None if request.method in ("GET", "DELETE") else _parsed(text)
+
+
+def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text) if text.strip() else None
     except ValueError as error:
         raise ApiError(400, f"Invalid JSON payload received. {error}") from error
 
@@ -302,14 +293,9 @@ def _redact(body: Any) -> Any:
         return [_redact(item) for item in body]
     if not isinstance(body, dict):
         return body
-    shown = {}
-    for key, value in body.items():
-        if key == "metadata" and isinstance(value, dict):
-            shown[key] = {name: text if name == "ssh-keys" else "..." for name, text in value.items()}
-        elif key == "payload":  # value of a secret
-            shown[key] = "..."
-        else:
-            shown[key] = _redact(value)
+    shown = {key: "..." if key == "payload" else _redact(value) for key, value in body.items()}  # value of a secret
+    if isinstance(metadata := body.get("metadata"), dict):
+        shown["metadata"] = {name: text if name == "ssh-keys" else "..." for name, text in metadata.items()}
     return shown
 
 
@@ -338,15 +324,9 @@ def parse_batch(content_type: str, body: bytes) -> list[tuple[str, str, str, dic
         text = head.decode().partition("\n")[0].split()
         if len(text) < 2:
             raise ApiError(400, "A part of a batch starts with METHOD PATH")
-        # Google's clients send a path; some send the whole URL.
-        path, _, query = text[1].partition("?")
-        if "://" in path:
-            path = path.partition("://")[2].partition("/")[2]
-        try:
-            document = json.loads(content) if content.strip() else None
-        except ValueError as error:
-            raise ApiError(400, f"Invalid JSON payload received. {error}") from error
-        parts.append((item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), document))
+        url = urlsplit(text[1])  # Google's clients send a path; some send the whole URL
+        called = (text[0], url.path.lstrip("/"), dict(parse_qsl(url.query)), _parsed(content))
+        parts.append((item.get("Content-ID", ""), *called))
     return parts
 
 

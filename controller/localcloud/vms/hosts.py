@@ -209,8 +209,7 @@ class Instances:
         script = metadata_attributes(instance).get(STARTUP_SCRIPT_KEY)
         if script is None or (folder / "booted").exists():
             return
-        home = folder / "home"
-        for place in (home, folder / "tmp"):
+        for place in (home := folder / "home", folder / "tmp"):
             place.mkdir(parents=True, exist_ok=True)
         program = write_program(folder / STARTUP_SCRIPT_KEY, script)
         (folder / "booted").touch()
@@ -233,8 +232,7 @@ class Instances:
 
     def serial_output(self, path: str, start: int) -> tuple[str, int]:
         """Return the serial output of an instance from byte `start` on, and its end offset."""
-        instance = self._store.get(COMPUTE_KIND, path) or {}
-        file = self._folder(instance) / "serial"
+        file = self._folder(self._store.get(COMPUTE_KIND, path) or {}) / "serial"
         if not file.exists():
             return "", 0
         with file.open("rb") as printed:

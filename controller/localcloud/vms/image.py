@@ -158,8 +158,7 @@ def startup_variables(home: Path, path: str) -> dict[str, str]:
     """Return the variables of a startup script that differ from those of a session with this PATH."""
     tools = home.parent / "sbin"
     tools.mkdir(exist_ok=True)
-    for name in ABSENT_TOOLS:
-        tool = tools / name
+    for tool in (tools / name for name in ABSENT_TOOLS):
         if not tool.exists():
             write_program(tool, "#!/bin/sh\n")
     return {"PATH": os.pathsep.join([str(tools), path]), "SLIPWAY_HOMES": str(home)}

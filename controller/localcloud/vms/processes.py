@@ -47,15 +47,14 @@ def signal_programs(worker: str, number: int) -> int:
 
     Blocking (tens of ms).
     """
-    struck = [
-        process
-        for process, info in _iter_processes("environ")
-        if (environ := info["environ"] or {}).get(MARKER) == worker and "SLIPWAY_ATTEMPT" in environ
-    ]
-    for process in struck:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
-    return len(struck)
+    struck = 0
+    for process, info in _iter_processes("environ"):
+        environ = info["environ"] or {}
+        if environ.get(MARKER) == worker and "SLIPWAY_ATTEMPT" in environ:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+            struck += 1
+    return struck
 
 
 def set_disk_full(worker: str, full: bool) -> None:

@@ -172,13 +172,12 @@ async def _copy_output(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Cal
     source = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), os.fdopen(pipe, "rb", 0))
     try:
-        while data := await source.read(_CHUNK):
-            while frozen():
-                await asyncio.sleep(0.05)
-            target.write(data)
-            await target.drain()
-    except (asyncssh.Error, OSError):
-        return  # the client has disconnected
+        with contextlib.suppress(asyncssh.Error, OSError):  # the client has disconnected
+            while data := await source.read(_CHUNK):
+                while frozen():
+                    await asyncio.sleep(0.05)
+                target.write(data)
+                await target.drain()
     finally:
         transport.close()
 
@@ -200,8 +199,7 @@ async def _forward_input(
             write(data)
             await drain()
         except asyncssh.SignalReceived as received:
-            number = getattr(signal, f"SIG{received.signal}", signal.SIGTERM)
-            os.killpg(pid, number)
+            os.killpg(pid, getattr(signal, f"SIG{received.signal}", signal.SIGTERM))
         except asyncssh.BreakReceived:
             os.killpg(pid, signal.SIGINT)
         except asyncssh.TerminalSizeChanged as changed:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import asyncssh
 
+from controller.core.json_documents import replace_file
 from controller.localcloud.apis.catalog import AcceleratorType
 from controller.localcloud.apis.networks import ANY_PORT, COMPUTE_KIND, IAP_RANGE, LAPTOP_RANGE, Networks, allows_tcp
 from controller.localcloud.faults.faults import Faults
@@ -126,19 +127,16 @@ class EmulatedWorkers:
         async with self._lock:  # no SSH server may open in the meantime
             for worker in halted:
                 self._disconnect(worker.name)
-        if index is None:
-            await asyncio.to_thread(kill_marked, f"{process_marker(self.state)}{uid}/")
-        for worker in halted if index is not None else ():
-            await asyncio.to_thread(kill_marked, process_marker(self.state, worker))
+        own = [process_marker(self.state, worker) for worker in halted]
+        for marker in [f"{process_marker(self.state)}{uid}/"] if index is None else own:
+            await asyncio.to_thread(kill_marked, marker)
 
     async def remove(self, uid: str) -> None:
         """Halt the VMs of a node and delete their disks and addresses."""
         if not self.vms.workers_of(uid):
             return  # rejected before its first boot
         await self.halt(uid)
-        disks = self.state / "nodes" / uid
-        if disks.exists():
-            await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # may race with another deletion
+        await asyncio.to_thread(shutil.rmtree, self.state / "nodes" / uid, ignore_errors=True)  # may be gone already
         with self._store.transaction():
             for worker in self.vms.workers_of(uid):
                 self._store.delete("worker", worker.name)
@@ -165,7 +163,8 @@ class EmulatedWorkers:
                 if self._faults.affects(worker.index, "ssh_refused") or not (direct or iap):
                     self._disconnect(worker.name)
                 elif direct and worker.name not in self._acceptors:
-                    await self._listen(worker)
+                    options = {"reuse_address": True, "backlog": 128, **self._options(worker)}
+                    self._acceptors[worker.name] = await asyncssh.listen(worker.host, worker.port, **options)
                 elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
                     acceptor.close()  # open connections stay: rules apply to new ones only
                 for connection in self._connections.get(worker.name, ()):
@@ -189,19 +188,12 @@ class EmulatedWorkers:
             if address in taken:
                 continue
             host = address if self._own_addresses else "127.0.0.1"
-            port = self._port or _free_port(host)
-            worker = EmulatedWorker(uid, index, address, host, port, "", devices)
+            worker = EmulatedWorker(uid, index, address, host, self._port or _free_port(host), "", devices)
             later = time.time() + self._settings.delay("guest attributes", worker.name)
             self._store.put("hostkey", worker.name, {**_new_host_key(), "published": later})
             self._store.put("worker", worker.name, dataclasses.asdict(worker))
             return worker
-        message = f"There is no more capacity: the emulated cloud holds {_LAST_HOST - 1} workers"
-        raise ApiError(429, message)
-
-    async def _listen(self, worker: EmulatedWorker) -> None:
-        options = self._options(worker)
-        acceptor = await asyncssh.listen(worker.host, worker.port, reuse_address=True, backlog=128, **options)
-        self._acceptors[worker.name] = acceptor
+        raise ApiError(429, f"There is no more capacity: the emulated cloud holds {_LAST_HOST - 1} workers")
 
     def serve(self, worker: EmulatedWorker, connection: socket.socket) -> None:
         """Serve SSH in the background on a connection that did not come over the network."""
@@ -288,11 +280,8 @@ class EmulatedWorkers:
 
     def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:
         vm = self.vms.of(worker)
-        reachable = False
-        if vm is not None:
-            subnetwork = self._store.get(COMPUTE_KIND, vm.subnetwork)
-            source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
-            reachable = self.admits(vm, source, ANY_PORT)
+        subnetwork = self._store.get(COMPUTE_KIND, vm.subnetwork if vm else "") or {}
+        reachable = vm is not None and self.admits(vm, subnetwork.get("ipCidrRange", "0.0.0.0/0"), ANY_PORT)
         nobody = f"{self._prefix}1"  # never assigned: nothing listens there
         peers = self.vms.workers_of(worker.uid)
         hostnames = [peer.host if reachable or peer.index == worker.index else nobody for peer in peers]
@@ -305,13 +294,8 @@ class EmulatedWorkers:
         return [EmulatedWorker(**body) for _, body in self._store.items("worker")]
 
     def _write_ssh_config(self) -> None:
-        blocks = [
-            f"Host {worker.address}\n  HostName {worker.host}\n  Port {worker.port}\n" for worker in self._all_workers()
-        ]
-        path = self.state / "ssh_config"
-        fresh = path.with_suffix(".new")
-        fresh.write_text("".join(blocks))
-        fresh.replace(path)
+        blocks = [f"Host {one.address}\n  HostName {one.host}\n  Port {one.port}\n" for one in self._all_workers()]
+        replace_file(self.state / "ssh_config", "".join(blocks))
 
 
 def _new_host_key() -> dict[str, str]:

@@ -33,8 +33,7 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 def variables(*names: str) -> list[str]:
     """The values of environment variables that the real program cannot do without."""
-    missing = [name for name in names if not os.environ.get(name)]
-    if missing:
+    if missing := [name for name in names if not os.environ.get(name)]:
         fail(f"not set: {', '.join(missing)}")
     return [os.environ[name] for name in names]
 
@@ -42,8 +41,7 @@ def variables(*names: str) -> list[str]:
 def expect(folder: str, *files: str) -> None:
     """Each file is below a folder, local or gs://, and not empty."""
     for name in files:
-        content = read(f"{folder.rstrip('/')}/{name}")
-        if not content:
+        if not (content := read(f"{folder.rstrip('/')}/{name}")):
             fail(f"{folder.rstrip('/')}/{name} is {'missing' if content is None else 'empty'}")
     print(f"found {', '.join(files)} in {folder}", flush=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema import topology
+from conf.schema.base import without_volatile
 from conf.schema.config import Config
 from conf.schema.topology import (
     TABLE_FILE,
@@ -36,6 +37,14 @@ def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
     inputs = [("a", {}), ("b", {}), ("a", {"d": "1"}), ("a", {"d": "2"})]
     ids = {*(config(change).run_id("c0de", {}) for change in changes), *(config().run_id(*one) for one in inputs)}
     assert len(ids - {here}) == 8, "what is computed, code and data are in it"
+
+
+def test_a_later_key_is_in_an_id_only_once_it_is_set() -> None:
+    """So runs from before `mesh.expert` keep theirs; the mesh of the sampler has it, too."""
+    plain = without_volatile(config("loop.sampler.mesh={data: -1, fsdp: 1, tensor: 1}"))
+    assert plain["mesh"] == {"data": -1, "fsdp": 1, "tensor": 1} == plain["loop"]["sampler"]["mesh"]
+    ids = {config(*change).run_id("c0de", {}) for change in ([], ["mesh.expert=1"], ["mesh.expert=2"])}
+    assert len(ids) == 2
 
 
 @pytest.mark.parametrize(

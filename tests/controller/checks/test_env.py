@@ -42,6 +42,7 @@ def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.Mo
     assert words() == []
     assert words("program.command=[pip,install,hf_transfer,--eos-token,'<eos>']", "env.vars.JAX_PLATFORMS=cpu") == []
     assert words("env.vars.JAX_PLATFORMS='tpu,cpu'", *ON_GCP) == []
+    assert words("env.vars={JAX_MY_OWN: a, HF_REPO: b, WANDB_NOTES: c, MY_FLAGS: d, TPU_NAME: e, PATH_X: f}") == []
     assert words("program.command=[bash,-lc,'python train.py $SLIPWAY_RUN_DIR ~/x']", "env.vars.P='a$b'") == []
     monkeypatch.setenv("KEY", "k")
     (tmp_path / "data").write_text("")
@@ -207,6 +208,14 @@ def test_a_word_that_no_program_can_be_given() -> None:
         (["program.command=[sudo,python,-m,controller]"], "unlike_here: warning program.command: sudo leaves out"),
         (["env.vars.D='{{run_dir}}/x'"], "asset_named: warning env.vars.D: {{run_dir}}: write {run_dir} alone"),
         (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m}: no such"),
+        (
+            ["assets.models.m.path=gs//b"],
+            "asset_here: error assets.models.m.path: gs//b is in a bucket already, and as",
+        ),
+        (
+            ["assets.models.m.path=hf://a/b"],
+            "asset_here: error assets.models.m.path: no file at hf://a/b; name it as s",
+        ),
         (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
         (
             [f"assets.models.m.files={{f: {{url: 'https://h/f', sha256: {SHA}, token_secret: KEY}}}}"],
@@ -245,6 +254,9 @@ def test_a_word_that_no_program_can_be_given() -> None:
             ["env.vars.X=ghp_0123456789abcdefghij"],
             "secret_like: warning env.vars.X: looks like a token, which would be",
         ),
+        (["env.vars.JAX_PLATFORM=cpu"], "platforms: warning env.vars.JAX_PLATFORM: nothing reads "),
+        (["env.vars.XLA_FLAG=x"], "platforms: warning env.vars.XLA_FLAG: nothing reads "),
+        (["env.vars.hf_home=x"], "platforms: warning env.vars.hf_home: nothing reads "),
         (
             ["env.vars.JAX_PLATFORMS='cuda,cpu'"],
             "platforms: error env.vars.JAX_PLATFORMS: cuda: emulated workers have CPU",

@@ -10,11 +10,11 @@ import pytest
 from controller.checks.asset_access import builds_run_where_they_can, files_can_be_fetched
 from controller.checks.input_hugging_face import HubSource, hub_sources, hub_sources_can_be_read, sources_can_be_read
 from controller.checks.preflight import probe_plan
-from controller.localcloud.hub import HubFault, HubServer
+from controller.localcloud.hub import HubServer
 from tests.controller.checks.plans import AssetBucket, build, context, plan_of
 from tests.fakes.context import make_context
 from tests.fakes.proxy import set_proxies
-from tests.hub import ACCEPTED, OTHER, hub
+from tests.hub import ACCEPTED, OTHER, HubFault, hub
 
 __all__ = ["hub"]
 

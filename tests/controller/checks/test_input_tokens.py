@@ -256,6 +256,17 @@ OWN_BOS = """data.bos='<|bos|>'"""
         (None, [*LANGUAGE, "data.tokenizer=characters", "model.vocab_size=4"], []),
         (None, [QUICK, "loop.sampler.stop=['<bos>',x]"], []),
         (None, [QUICK, "loop.sampler.stop=['a<bos>']"], ["loop.sampler.stop: 'a<bos>' holds the special token <bos>"]),
+        (None, [QUICK, "loop.sampler.logit_bias={258:-100.0}", "loop.sampler.stop_token_ids=[258]"], []),
+        (
+            None,
+            [QUICK, "loop.sampler.logit_bias={259:1.0}", "model.vocab_size=259"],
+            ["logit_bias: 259 is no token ID"],
+        ),
+        (
+            None,
+            [QUICK, "loop.sampler.stop_token_ids=[600]", "model.vocab_size=300"],
+            ["those of the model are 0 to 299"],
+        ),
         (BPE, [*WORDS, OWN_BOS, "data.eos='<|bos|>'", "model.vocab_size=3"], []),
         (BPE, [*WORDS, OWN_BOS, "data.eos='<|bos|>'", "model.vocab_size=2"], ["which has 3 IDs; set 3"]),
         (UNIGRAM, [*WORDS, OWN_BOS, "model.vocab_size=2"], ["3 IDs", "no special token <eos>; it has <|bos|>"]),

@@ -9,6 +9,7 @@ from tests.composed import config_of as config
 from tests.controller.checks.test_checks import GCP, GRPO, LM, SAMPLERS, words
 
 SAMPLER_POD = [*GRPO, "loop.async_depth=2", "loop.sampler.pods=1", "loop.sampler.tpu=v5litepod-1"]
+MOE = [*LM, "model=qwen3_30b_a3b", "model.experts.count=100"]
 ONES = ",".join(["1.0"] * 8)
 LONGROPE = "model.rope_scaling={kind:longrope,original_max_position_embeddings:8,attention_factor:1.0,"
 LONGROPE += f"short_factor:[{ONES}],long_factor:[{ONES}]}}"
@@ -19,8 +20,39 @@ MAHA = "model.attention_form=maha"
     ("overrides", "said"),
     [
         ([*LM, "logging.log_interval=10000"], "log_interval: warning logging.log_interval: the run has "),
-        ([*LM, "optimizer.lr=1"], "high_lr: warning optimizer.lr: 1 is a very high learning rate; is a minus missing"),
+        (
+            [*LM, "optimizer.lr=1"],
+            "unusual: warning optimizer.lr: 1 is very high; usual are 1e-6 to 0.1; is a minus",
+        ),
+        (
+            [*LM, "optimizer.weight_decay=10"],
+            "unusual: warning optimizer.weight_decay: 10 is very high; usual are 0 to",
+        ),
+        ([*GRPO, "loop.temperature=100"], "unusual: warning loop.temperature: 100 is very high; usual are 0.5 to 1.5"),
+        ([*GRPO, "loop.kl_coef=4"], "unusual: warning loop.kl_coef: 4 is very high; usual are 0 to 0.1"),
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.num_heads: "),
+        (
+            [*MOE, "mesh.expert=16"],
+            "weights_split: error model.experts.count: 100 does not split evenly over mesh.expert=",
+        ),
+        ([*MOE, "mesh.fsdp=16", "mesh.expert=2"], "mesh: error mesh: -1 x 16 x 1 x 2 does not match the 16 devices"),
+        (
+            [*MOE, "mesh.fsdp=2", "mesh.expert=2", "model.dim=2050"],
+            "weights_split: error model.dim: 2050 does not split evenly over mesh.fsdp=2 x mesh.expert=2; change ",
+        ),
+        (
+            [*MOE, "mesh.expert=8", "loop.total_batch_tokens=1024"],
+            "batch_split: error loop.total_batch_tokens: 8 rows",
+        ),
+        ([*LM, "mesh.expert=2"], "refused: error mesh.expert: the axis is for experts, and the model has none; use 1"),
+        (
+            [*GRPO, "loop.sampler.mesh={data: 3, fsdp: 1, tensor: 1}"],
+            "mesh: error loop.sampler.mesh: 3 x 1 x 1 does not match the 16 devices of v5litepod-16",
+        ),
+        (
+            [*GRPO, "loop.sampler.mesh={data: 1, fsdp: 1, tensor: 16}"],
+            "weights_split: error model.num_heads: 8 does not split evenly over loop.sampler.mesh.tensor=16",
+        ),
         ([*GRPO, "loop.prompts_per_step=3"], "batch_split: error loop.prompts_per_step: 3 prompts cannot be split"),
         (["+experiment=trm_sudoku", "loop.batch_size=500"], "batch_split: error loop.batch_size: 500 puzzles cannot b"),
         (["+experiment=trm_sudoku", "model=tiny"], "model_kind: error model.kind: loop.kind=puzzle cannot train a"),
@@ -200,6 +232,14 @@ MAHA = "model.attention_form=maha"
         ([*SAMPLER_POD, "cloud=here"], "sampler_pods: error loop.sampler.pods: cloud=here has no pods to"),
         ([*SAMPLER_POD], "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the"),
         ([*SAMPLERS], "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the samples"),
+        (
+            [*GRPO, "loop.sampler.min_p=0.1", "loop.rollout_correction.rollout_is=token"],
+            "sampler_logprobs: warning loop.sampler: its tokens are not drawn from the policy itself, and loop.roll",
+        ),
+        (
+            [*GRPO, "loop.sampler.presence_penalty=0.5", "loop.old_logprobs=sampler"],
+            "sampler_logprobs: warning loop.sampler: its tokens are not drawn from the policy itself, and loop.old_",
+        ),
         ([*LM], "data_path: error data.path: x does not exist on the workers, nor here; . has "),
         ([*LM, "program.setup=[[fetch]]"], "data_path: warning data.path: x does not exist on the workers, nor"),
         ([*GRPO, "data.tokenizer=/home/me/tokenizer.json"], "data_path: warning data.tokenizer: /home/me/tokenizer.js"),
@@ -249,7 +289,7 @@ def test_what_reads_no_reward_may_have_none(loss: str) -> None:
     ],
 )
 def test_keys_that_are_read_or_never_asked_for_are_not_commented_on(overrides: list[str]) -> None:
-    assert not [line for line in words(*overrides) if line.startswith(("unread", "refused", "log_i", "high_lr"))]
+    assert not [line for line in words(*overrides) if line.startswith(("unread", "refused", "log_i", "unusual"))]
 
 
 def with_schedule(found: Config, schedule: Schedule) -> Config:

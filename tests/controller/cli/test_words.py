@@ -119,6 +119,10 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("forward --port 8080", "forward: has no --port; write it alone: 8080; see slipway forward --help"),
         ("chat --temp 0", "chat: has no --temp; did you mean --temperature?"),
         ("export --output x", "export: has no --output; did you mean --to?"),
+        ("orphans --remove", "orphans: has no --remove; did you mean --delete?"),
+        ("generate -p hi", "generate: has no -p; did you mean --prompt"),
+        ("--versoin", "up: has no --versoin; did you mean --version?"),
+        ("fit -- python train.py", "fit: takes no command after --; only run, plan, rehearse, ssh, exec do; fit c"),
         ("orphans delete", "orphans: did you mean --delete?"),
         ("plan --steps 300", "plan: has no --steps; did you mean loop.steps=300?"),
         ("plan --max-steps 300", "plan: has no --max-steps; did you mean loop.steps=300?"),
@@ -158,7 +162,7 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("plan local", "no run has the id or name 'local' on this machine; did you mean cloud=local? "),
         ("plan v6e-8", "did you mean tpu=v6e_8? "),
         ("here", "unknown verb 'here'; did you mean cloud=here? "),
-        ("plan --budget 5 -- python a.py", "plan: has no --budget; a limit is set with budget.max_usd=USD"),
+        ("plan --budget 5 -- python a.py", "plan: has no --budget; did you mean budget.max_usd=5?"),
         ("plan -m optimizer.lr=1e-4, 3e-4", "put the override in quotes: 'optimizer.lr=1e-4, 3e-4'"),
         ("plan -m run.seed=1, 2 x=3", "put the override in quotes: 'run.seed=1, 2'"),
         ("plan train.py", "plan: the program goes after --: slipway plan -- train.py"),
@@ -170,7 +174,8 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("logs --tail 3 -n 4", "-n: is given twice; give it once"),
         ("plan +experiment=quickstart --batch-size 3", "did you mean loop.prompts_per_step=3?"),
         ("plan +experiment=quickstart --max-length 3", "did you mean loop.max_new_tokens=3?"),
-        ("plan +experiment=quickstart --epochs 3", "plan: has no --epochs; flags: "),
+        ("plan +experiment=quickstart --epochs 3", "plan: has no --epochs; did you mean loop.steps=…?"),
+        ("plan +experiment=quickstart --beams 3", "plan: has no --beams; flags: "),
         ("exec --workers all -- ls", "exec: has no --workers; did you mean --worker?"),
         ("report quickstart --open", "report: has no --open; flags: "),
         ("doctor tpu", "tpu is a key; write tpu=VALUE"),
@@ -224,7 +229,8 @@ def test_a_word_for_slipway_behind_the_dashes_is_noted(
 
 
 def test_a_topic_that_is_misspelled_is_near(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for word, near in {"lopo": "loop", "optimiser": "optimizer", "temprature": "temperature"}.items():
+    known = {"tpus": "tpu", "learning_rate": "optimizer.lr", "temprature": "temperature"}
+    for word, near in {"lopo": "loop", "optimiser": "optimizer", **known}.items():
         assert main.run(["help", word]) == 2
         assert f"did you mean `slipway help {near}`?" in " ".join(capsys.readouterr().err.split())
 

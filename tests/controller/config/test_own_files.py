@@ -73,7 +73,7 @@ OWN = {
     "another one": ("extends: quickstart.yaml\n", "line 2: extends: unknown key; a base is named in `defaults: [quick"),
     "default": ("default: [quickstart]\n", "line 2: default: unknown key; did you mean defaults?"),
     "an override of a list": ("defaults:\n  - override /model: [tiny, gpt2]\n", "line 3: override /model takes one"),
-    "override closed up": ("defaults:\n  - override/loop: dapo\n", "line 3: defaults: a space is missing: `overr"),
+    "override closed up": ("defaults:\n  - override/loop: dapo\n", "line 3: defaults: 'override/loop' is no group; "),
     "a control character": ("run:\n  name: a\x01\n", "line 3: the character U+0001 cannot stand in YAML; remove it"),
     "itself as base": ("defaults: [mine]\n", "line 2: defaults: includes itself (mine → mine); remove it"),
     "a base that is overridden": ("defaults:\n  - override /experiment: quickstart\n", "line 3: experiment: a base is"),
@@ -96,7 +96,7 @@ OWN = {
     "an override misspelled": ("defaults:\n  - overide /tpu: v6e_1\n", "line 3: defaults: 'overide /tpu' is no gro"),
     "a key of a group overridden": ("defaults:\n  - override /loop.x: 3\n", "line 3: defaults: 'override /loop.x' is "),
     "itself above its base": ("defaults: [_self_, quickstart]\nrun: {seed: 3}\n", "line 2: defaults: quickstart rep"),
-    "two slashes": ("defaults:\n  - override //tpu: v6e_1\n", "line 3: defaults: one slash is enough: `overrid"),
+    "two slashes": ("defaults:\n  - override //tpu: v6e_1\n", "line 3: defaults: 'override //tpu' is no gro"),
     "a colon behind override": ("defaults:\n  - override: /tpu: v6e_1\n", "line 3: no colon stands behind override: "),
     "another method": ("defaults:\n  - override /loop: ppo\n", "line 3: no loop named 'ppo'; choices: "),
     "a list in place of a section": ("run: [a]\n", "line 2: run: must be `key: value` lines, not a list"),
@@ -251,6 +251,19 @@ def test_a_file_in_another_folder_is_found(path: str, said: str, tmp_path: Path)
     told = refusal(["+experiment=mine"], here / "slipway")
     assert told.startswith("experiment: no experiment named 'mine'; ")
     assert said in told
+
+
+@pytest.mark.parametrize(
+    "base", ["quickstart", "/experiment/quickstart", "quickstart@_global_", "own", "/experiment/own"]
+)
+def test_a_base_is_named_as_hydra_takes_it(base: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text(f"{GLOBAL}defaults: [quickstart]\nloop: {{stepz: 5}}\n")
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [{base}]\nrun: {{seed: 3}}\n")
+    found, problems = compose(["+experiment=mine"], extra_dir=tmp_path)
+    assert found is not None
+    assert (found.run.seed, found.run.name) == (3, "quickstart")
+    assert [str(each).partition("own.yaml")[2] for each in problems] == [", line 3)"] * ("own" in base)
 
 
 @pytest.mark.parametrize("path", ["slipway/experiment/mine.yaml", "mine.yaml", "experiment/mine"])

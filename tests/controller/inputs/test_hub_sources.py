@@ -16,9 +16,9 @@ from controller.inputs.hub_sources import (
     lookup_problem,
     require_readable,
 )
-from controller.localcloud.hub import HubFault, HubServer
+from controller.localcloud.hub import HubServer
 from tests.controller.agent.conftest import wait_for
-from tests.hub import ACCEPTED, CONTENT, MODEL, OTHER, asked, hub, write
+from tests.hub import ACCEPTED, CONTENT, MODEL, OTHER, HubFault, asked, hub, write
 
 __all__ = ["hub"]
 

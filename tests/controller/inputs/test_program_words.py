@@ -62,6 +62,9 @@ PROGRAMS = {
         (["python", "beside.py"], "warning beside.py: is empty, so the run ends at once"),
         (["make", "train"], "warning make: there is no Makefile in "),
         (["make", "-C", "lab"], None),
+        (["python"], "error python: has nothing to run; name a file, such as python train.py"),
+        (["bash"], "error bash: has nothing to run; name a file, such as bash run.sh"),
+        (["python", "-V"], None),
         (["python", "-m", "nosuch.train"], "error -m nosuch.train: "),
         (
             ["plain.py", "--x"],
@@ -217,7 +220,11 @@ def test_what_other_words_may_make_or_use_is_less_certain(
         assert said(*own[:1], "program.command=[ls]", f'program.setup=[[bash,-c,"{line}"]]') == []
         [ends] = said(*own[:1], f'program.command=[bash,-c,"{line}"]')
         assert ends.startswith("error program.command: ends with &, so nothing waits for the program")
-    assert said(*own[:1], "program.command=[make,train]") == []
+    Path("Makefile").write_text("include x.mk\ntrain eval: a.txt\n\ttrue\n%.txt:\n\ttrue\nNAME := x\nset:\n")
+    for words in ("train", "eval", "train,'X=1'", "out.txt", "deploy", "Makefile", "-n,trian", ""):
+        assert said(*own[:1], f"program.command=[make,{words}]".replace(",]", "]")) == []
+    [other] = said(*own[:1], "program.command=[make,trian]")
+    assert other == "warning program.command: make: Makefile has no trian; did you mean train?"
     Path("Makefile").unlink()
     assert said(*own[:1], "program.command=[make,train]", "program.setup=[[cmake,.]]") == []
     alone = said("program.command=[python,train.py]")

@@ -21,8 +21,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from controller.localcloud import hub as emulated
-from controller.localcloud.hub import HubFault, HubServer
-from tests.hub import ACCEPTED, CONTENT, OTHER, hub, write
+from controller.localcloud.hub import HubServer
+from tests.hub import ACCEPTED, CONTENT, OTHER, HubFault, hub, write
 from tests.paths import ROOT
 
 __all__ = ["hub"]

@@ -265,7 +265,7 @@ def test_a_named_sweep_of_the_project_has_different_runs(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"run\.seed=-1: run\.seed: "):
         define_sweep(["+experiment=quickstart", "run.seed=0,-1"], HERE)
     for line, said in {
-        "lr: 1e-4,3e-4": "sweep.params.lr: unknown group; did you mean optimizer.lr or optimizer.adamw.lr?",
+        "lr: 1e-4,3e-4": "sweep.params.lr: unknown group; did you mean optimizer.lr?",
         "optimizer.lrr: 1,2": "optimizer.lrr=1: optimizer.lrr: unknown key; did you mean optimizer.lr?",
         "optimizer.lr: 1e-4 3e-4": "of a sweep (-m), are written optimizer.lr=1e-4,3e-4",
     }.items():

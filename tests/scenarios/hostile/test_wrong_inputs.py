@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) 
             "program.command=python train.py",
             "program.command: must be a list of words, not 'python train.py'; did you mean 'program.command=[python, ",
         ),
-        ("lr=1e-3", "lr: unknown group; did you mean optimizer.lr=1e-3 or optimizer.adamw.lr=1e-3?"),
+        ("lr=1e-3", "lr: unknown group; did you mean optimizer.lr=1e-3?"),
         (
             "optimizer.param_groups=[{match: '*', lrs: 1}]",
             "optimizer.param_groups.0.lrs: unknown key; did you mean optimizer.param_groups.0.lr?",

@@ -81,9 +81,13 @@ def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[], obje
 def test_it_cleans_up_after_ctrl_c_and_at_its_limit(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, stage: str, how: str, code: int
 ) -> None:
-    reached: list[Callable[[], None]] = []
-    monkeypatch.setattr(drill.TimeLimit, "_start_timer", lambda limit, reach: reached.append(reach))
-    at_stage(monkeypatch, stage, lambda: reached[0]() if how == "limit" else os.kill(os.getpid(), signal.SIGINT))
+    timers: list[Any] = []
+    monkeypatch.setattr(drill.TimeLimit, "__enter__", lambda limit: timers.append(limit._timer))
+
+    def strike() -> None:
+        timers[0].function(*timers[0].args) if how == "limit" else os.kill(os.getpid(), signal.SIGINT)
+
+    at_stage(monkeypatch, stage, strike)
     ended, out, _ = witness(slipway, *AT_ONCE, "--minutes", "7")
     assert ended == code, out
     assert ("the limit of 7 minutes is reached" in out) == (how == "limit")

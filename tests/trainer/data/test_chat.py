@@ -90,6 +90,8 @@ MARKS = {  # of each: beginning, end of the model's turn, and the other special 
     "olmo2": ("<|endoftext|>", "<|endoftext|>"),
     "olmo3": (None, "<|im_end|>", "<|im_start|>"),
     "granite3": (None, "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+    "gemma4_e2b": ("<bos>", "<turn|>", "<|turn>"),
+    "gemma4_31b": ("<bos>", "<turn|>", "<|turn>", "<|channel>", "<channel|>"),
 }
 
 

@@ -141,7 +141,8 @@ def expected_load(cfg: Model, batch: dict[str, np.ndarray]) -> tuple[float, floa
     return float(balance), float(busiest)
 
 
-MESHES = [(1, 1, 1), (4, 1, 1), (1, 2, 2), *wide((2, 2, 1), (1, 4, 1))]
+BATCH = ("data", "fsdp", "expert")
+MESHES = [(1, 1, 1), (4, 1, 1), (1, 2, 2), (1, 2, 1, 2), *wide((2, 2, 1), (1, 4, 1), (2, 1, 1, 2), (1, 1, 2, 2))]
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
@@ -156,7 +157,7 @@ def test_the_loss_of_the_routers_and_its_gradient_are_the_same_on_any_mesh(sizes
         placed = jax.device_put(params_of(FAMILY), weights.param_shardings(cfg, mesh))
         with jax.set_mesh(mesh):
             mean = train_step.mean_gradient(train_step.without_carry(lm.loss(cfg)), cfg, mesh)
-            rows = jax.device_put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+            rows = jax.device_put(batch, jax.NamedSharding(mesh, jax.P(BATCH)))
             return jax.jit(mean)(placed, rows, None)[:2]
 
     gradients, metrics = gradient(*sizes)
@@ -271,7 +272,7 @@ def test_an_optimizer_of_matrices_takes_the_same_steps_on_a_mesh(name):
         mesh = make_mesh(*sizes)
         with jax.set_mesh(mesh):
             state = train_step.init_state(cfg, opt, mesh, jax.random.key(0))
-            rows = jax.device_put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+            rows = jax.device_put(batch, jax.NamedSharding(mesh, jax.P(BATCH)))
             return train_step.build_update(lm.loss(cfg), cfg, opt, mesh)(state, rows)[0]
 
     one, many = stepped(1, 1, 1), stepped(1, 2, 2)

@@ -16,7 +16,7 @@ from tests.trainer.conftest import make_mesh
 from tests.trainer.models.reference_models import DERIVED, described, expected_of, params_of
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
-from trainer.sampler import Completion, LogitsError, Sampler, SamplerSettings, StopCriteria
+from trainer.sampler import Completion, Distribution, LogitsError, Sampler, SamplerSettings, StopCriteria
 from trainer.sampler.programs import SamplerPrograms
 from trainer.tokenizer.loading import EOS_ID, PAD, ByteTokenizer
 
@@ -118,6 +118,37 @@ def test_rows_have_randomness_of_their_own_and_end_at_a_token_or_are_cut_off(tin
         assert not set(response.tokens[:-1]) & set(OFTEN)
         assert (response.tokens[-1] in OFTEN) == response.finished
         assert response.finished or len(response.tokens) == RESPONSE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slots": 5, "chunk": 3},  # rows take the slots of others, whose tokens are forgotten
+        {"sizes": (1, 8, 1), "mesh": Mesh(data=-1, fsdp=1, tensor=2), "slots": 8, "chunk": 4},
+    ],
+    ids=str,
+)
+def test_penalties_count_the_tokens_of_a_row_wherever_it_is_decoded(tiny, changes):
+    """Each greedy token is the likeliest after the penalties, computed from the whole row without a cache."""
+    penalties = Distribution(
+        repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.3, logit_bias=((9, 1.0),)
+    )
+    params, length = first_params(tiny), 8 + RESPONSE
+    found = drawn(tiny, temperature=0.0, drawn_from=penalties, **changes)
+    free = drawn(tiny, temperature=0.0)
+    assert any(not np.array_equal(one.tokens, other.tokens) for one, other in zip(found, free, strict=True))
+    for response in found:
+        prompt = PROMPTS[response.row // SAMPLES]
+        row = np.full((1, length), PAD, np.int32)
+        row[0, : len(prompt) + len(response.tokens)] = [*prompt, *response.tokens]
+        logits = decoder.unembed(params, tiny, forward(params, tiny, row, np.arange(length)[None]))[0]
+        for i, token in enumerate(response.tokens.tolist()):
+            said = np.bincount(response.tokens[:i], minlength=logits.shape[1])
+            now = np.array(logits[len(prompt) + i - 1])
+            now[9] += 1
+            known = (said > 0) | np.isin(np.arange(len(now)), prompt)
+            now = np.where(known, np.where(now > 0, now / 1.5, now * 1.5), now) - 0.4 * (said > 0) - 0.3 * said
+            assert now[token] >= now.max() - 1e-4
 
 
 def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):

@@ -13,9 +13,9 @@ from conf.schema.training.settings import Mesh
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.models import weights
-from trainer.sampler import SamplerSettings, decode
+from trainer.sampler import Distribution, SamplerSettings, decode
 from trainer.sampler import programs as programs_module
-from trainer.sampler.decode import sample_token, truncate_logits
+from trainer.sampler.decode import Said, change_logits, sample_token, truncate_logits
 from trainer.sampler.programs import SamplerPrograms
 
 SLOTS, PROMPT, RESPONSE = 16, 24, 40
@@ -77,7 +77,7 @@ def test_each_length_of_the_cache_has_programs_and_the_longest_decides_what_fits
 
 def test_local_layers_hold_their_window_only():
     cfg = model_of(num_layers=3, attention_pattern="LLG")
-    slots = jax.eval_shape(lambda: decode.init_slots(cfg, SLOTS, PROMPT + RESPONSE))
+    slots = jax.eval_shape(lambda: decode.init_slots(cfg, Distribution(), SLOTS, PROMPT + RESPONSE))
     assert [ring.shape for ring in slots.cache.values] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
 
 
@@ -95,22 +95,26 @@ BOUND = 24.3
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "kept"),
+    ("drawn_from", "kept"),
     [
-        (None, None, range(8)),
-        (8, 1.0, range(8)),
-        (None, 0.6, [3, 6]),
-        (4, 0.9, [3, 6, 1]),  # of the four that top_k leaves, these have 0.91
-        (1, None, [3]),
+        (Distribution(), range(8)),
+        (Distribution(top_k=8, top_p=1.0), range(8)),
+        (Distribution(top_p=0.6), [3, 6]),
+        (Distribution(top_k=4, top_p=0.9), [3, 6, 1]),  # of the four that top_k leaves, these have 0.91
+        (Distribution(top_k=1), [3]),
+        (Distribution(min_p=0.3), [3, 6]),  # at this temperature the third has exp(-1.25), 0.287 of the likeliest
+        (Distribution(min_p=0.28), [3, 6, 1]),
+        (Distribution(top_k=2, min_p=0.28), [3, 6]),
+        (Distribution(logit_bias=((3, -100.0), (0, 0.0)), top_k=2), [6, 1]),
     ],
 )
-def test_frequencies_follow_the_softmax_of_what_is_left(top_k, top_p, kept):
+def test_frequencies_follow_the_softmax_of_what_is_left(drawn_from, kept):
     """20,000 draws, each with the key of a row of its own."""
     count, temperature = 20_000, 0.8
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(count))
-    drawn = jax.jit(sample_token, static_argnums=(4, 5))
+    drawn = jax.jit(sample_token, static_argnums=4)
     at, rows = jnp.full(count, 3), jnp.broadcast_to(LOGITS, (count, 8))
-    token, logprob = drawn(rows, keys, at, jnp.float32(temperature), top_k, top_p)
+    token, logprob = drawn(rows, keys, at, jnp.float32(temperature), drawn_from)
     weights = np.zeros(8)
     weights[list(kept)] = np.exp(np.asarray(LOGITS)[list(kept)] / temperature)
     expected = weights / weights.sum()
@@ -136,19 +140,53 @@ def test_at_temperature_0_the_likeliest_token_is_taken():
 
 
 def test_equal_logits_go_together():
-    left = truncate_logits(jnp.array([[1.0, 2.0, 1.0, 0.0]]), 2, None)
+    left = truncate_logits(jnp.array([[1.0, 2.0, 1.0, 0.0]]), Distribution(top_k=2))
     assert (left > -1e29).tolist() == [[True, True, True, False]]
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (1, None), (4, None), (None, 0.5), (4, 0.9)])
-def test_logits_that_are_not_finite_show_and_leave_other_rows_alone(top_k, top_p, temperature, bad):
+@pytest.mark.parametrize(
+    "drawn_from",
+    [
+        Distribution(),
+        Distribution(top_k=1),
+        Distribution(top_k=4),
+        Distribution(top_p=0.5),
+        Distribution(top_k=4, top_p=0.9),
+        Distribution(min_p=0.2, logit_bias=((2, 1.0),)),
+    ],
+)
+def test_logits_that_are_not_finite_show_and_leave_other_rows_alone(drawn_from, temperature, bad):
     """Not as token 0 at log-probability 0, which looks like certainty."""
     rows = jnp.stack([LOGITS, jnp.full(8, bad), LOGITS.at[5].set(bad), LOGITS.at[0].set(bad)])
     keys, at = jax.random.split(jax.random.key(0), 4), jnp.zeros(4, int)
-    token, logprob = jax.jit(sample_token, static_argnums=(4, 5))(rows, keys, at, temperature, top_k, top_p)
+    token, logprob = jax.jit(sample_token, static_argnums=4)(rows, keys, at, temperature, drawn_from)
     assert np.isnan(logprob).tolist() == [False, True, True, True]
-    alone, known = sample_token(rows[:1], keys[:1], at[:1], jnp.float32(temperature), top_k, top_p)
+    alone, known = sample_token(rows[:1], keys[:1], at[:1], jnp.float32(temperature), drawn_from)
     assert token[0] == alone[0]
     np.testing.assert_allclose(logprob[0], known[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("repetition", "presence", "frequency"), [(1.3, 0, 0), (0.5, 0, 0), (1, 0.7, 0), (1, 0, -0.4), (2, 1, 1)]
+)
+def test_penalties_are_those_of_their_definitions(repetition, presence, frequency):
+    """Written anew token by token: repetition counts prompt and response, the others the response alone."""
+    prompt, response = [1, 2, 2, 7], [3, 3, 2, 5]
+    said = Said(
+        jnp.zeros((1, 8), bool).at[0, jnp.array(prompt)].set(True), jnp.bincount(jnp.array(response), length=8)[None]
+    )
+    drawn_from = Distribution(
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias=((3, 2.0), (4, -1.0)),
+    )
+    found = change_logits(LOGITS[None], drawn_from, said)[0]
+    for token, logit in enumerate(LOGITS.tolist()):
+        logit += {3: 2.0, 4: -1.0}.get(token, 0)
+        if token in prompt + response:
+            logit = logit / repetition if logit > 0 else logit * repetition
+        logit -= presence * (token in response) + frequency * response.count(token)
+        assert found[token] == pytest.approx(logit, rel=1e-6)

@@ -25,12 +25,13 @@ from trainer.distributed import agreement
 from trainer.distributed import mesh as meshes
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool, RewardResult, Submission
+from trainer.rl.programs import stop_criteria
 from trainer.rl.remote.identity import CHILD_VARIABLE, NO_TRAINER_EXIT_CODE, SamplerKey, own_name
 from trainer.rl.remote.leases import Task
 from trainer.rl.remote.server import ADDRESS_FILE
 from trainer.rl.remote.wire import Arrays, Channel, WireError
 from trainer.rl.rollouts import reward_names, score_sample
-from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria
+from trainer.sampler import Completion, Sampler, SamplerSettings
 from trainer.sampler.programs import abstract_params
 
 Scored = tuple[Completion, Future[RewardResult]]
@@ -142,7 +143,7 @@ def run(experiment: RunFile) -> int:
     """Draw what the trainer asks for, on this worker's devices; return the exit code that the trainer sends."""
     loop = experiment.loop
     assert isinstance(loop, GrpoLoop)
-    devices = (jax.device_count(), 1, 1)
+    devices = (jax.device_count(), *(1,) * len(meshes.MESH_AXES[1:]))
     mesh = jax.make_mesh(devices, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(devices))
     with jax.set_mesh(mesh), RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as checks:
         return _SamplerProcess(experiment, loop, mesh, checks).run()
@@ -157,8 +158,7 @@ class _SamplerProcess:
         prompting, rows = self._questions.prompt_encoder, loop.prompts_per_task * loop.group_size
         sampling = loop.sampler.model_copy(update={"mesh": None})  # that of the config is for the trainer's devices
         settings = SamplerSettings.from_config(sampling, loop.max_prompt_length, loop.max_new_tokens, rows)
-        stops = StopCriteria.of(prompting.stop_tokens, loop.sampler.stop, prompting.tokenizer)
-        self._sampler = Sampler(experiment.decoder, settings, mesh, stops)
+        self._sampler = Sampler(experiment.decoder, settings, mesh, stop_criteria(loop, prompting))
         self._abstract = abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
         self._random_key = jax.random.key(experiment.seed)
         self._parent = int(os.environ[CHILD_VARIABLE])

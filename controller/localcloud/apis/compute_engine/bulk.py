@@ -14,7 +14,7 @@ from controller.localcloud.apis.compute_engine.templates import IMAGE_GB, words_
 from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
 from controller.localcloud.apis.service import Service
-from controller.localcloud.http.call import PROJECT, timestamp
+from controller.localcloud.http.call import timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import SLICE_KIND, member_path, metadata_attributes, slice_attributes
@@ -68,10 +68,8 @@ class Slices(Service):
         }
         self.store.put(SLICE_KIND, uid, made)
         for index, instance in enumerate(instances if self.is_group(made) else ()):
-            number = str(self.store.next_number("id", 10**18))
-            self.store.put(COMPUTE_KIND, member_path(made, index), {
-                "id": number, "creationTimestamp": timestamp(time.time()), **instance, "status": "PENDING",
-            })  # fmt: skip
+            once = {"id": str(self.store.next_number("id", 10**18)), "creationTimestamp": timestamp(time.time())}
+            self.store.put(COMPUTE_KIND, member_path(made, index), {**once, **instance, "status": "PENDING"})
         return made
 
     def kind(self, found: Document) -> AcceleratorType:
@@ -97,17 +95,9 @@ class Slices(Service):
 
     async def advance(self, owner: str) -> float | None:
         """Take the next step towards a running slice; return the seconds until the one after, or None at the end."""
+        steps = {"PENDING": self._allocate, "STAGING": self._boot, "ACTIVATING": self._activate}
         found = self.of_owner(owner)
-        if found is None:
-            return None
-        match found["phase"]:
-            case "PENDING":
-                return await self._allocate(found)
-            case "STAGING":
-                return await self._boot(found)
-            case "ACTIVATING":
-                return await self._activate(found)
-        return None
+        return await steps[found["phase"]](found) if found and found["phase"] in steps else None
 
     async def _allocate(self, found: Document) -> float | None:
         """Take quota and capacity for all VMs at once, or wait for them."""
@@ -127,8 +117,7 @@ class Slices(Service):
             exhausted = error.reason in ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "QUOTA_EXCEEDED")
             if exhausted and self._waits(found) and not expired:
                 return self._wait(found, error)
-            await self._fail(found, error)
-            return None
+            return await self._fail(found, error)
         self._move(found, "STAGING", "STAGING", waiting=None)
         return self.settings.delay("staging", found["owner"])
 
@@ -148,13 +137,9 @@ class Slices(Service):
         try:
             self.faults.refuse_creation("operation", *where, words_after_staging)
         except ApiError as error:
-            await self._fail(found, error)
-            return None
+            return await self._fail(found, error)
         await self._start(found, self.faults.take("slice_creation") if self.is_group(found) else None)
-        if self.is_group(found):
-            return self.settings.delay("topology", found["owner"])
-        self._ready(found)
-        return None
+        return self.settings.delay("topology", found["owner"]) if self.is_group(found) else self._ready(found)
 
     async def _start(self, found: Document, failure: Document | None) -> None:
         """Boot the VMs of a slice that has its machines, all but the one that a failure keeps down."""
@@ -225,12 +210,12 @@ class Slices(Service):
 
         One that has run before is TERMINATED again.
         """
-        if not self.is_group(found) and found["opens"]:
-            self._move(found, "TERMINATED", "STOPPED")
-            raise error
         if not self.is_group(found):
-            await self.remove(found["owner"])
-            self.store.delete(COMPUTE_KIND, found["owner"])
+            if found["opens"]:
+                self._move(found, "TERMINATED", "STOPPED")
+            else:
+                await self.remove(found["owner"])
+                self.store.delete(COMPUTE_KIND, found["owner"])
             raise error
         await self.workers.remove(found["id"])
         for path, _ in self.instances(found):
@@ -261,8 +246,7 @@ class Slices(Service):
 
     def leave(self, owner: str) -> None:
         """Show that a slice is being deleted, and take no further step with it."""
-        found = self.of_owner(owner)
-        if found is not None:
+        if (found := self.of_owner(owner)) is not None:
             self.operations.cancel_for(owner, BULK_INSERT)
             self._move(found, "STOPPING", "DEACTIVATING")
             self.workers.schedule_settle()
@@ -279,18 +263,20 @@ class Slices(Service):
 
     async def _take(self, found: Document, phase: str, verb: str) -> None:
         """End all VMs of a slice on Google's behalf, by an operation of this verb on each."""
-        self._move(found, "STOPPING", phase)
-        self.store.delete("boot", found["owner"])
-        await self.workers.halt(found["id"])
+        await self._end(found, "STOPPING", phase)
         for path, instance in self.instances(found):
             if instance is not None:
-                self.operations.begin(f"projects/{PROJECT}/zones/{found['zone']}", verb, path, "slice.stopped")
+                self.operations.begin(verb, path, "slice.stopped")
+
+    async def _end(self, found: Document, status: str, phase: str) -> None:
+        """Take all VMs of a slice down."""
+        self._move(found, status, phase)
+        self.store.delete("boot", found["owner"])
+        await self.workers.halt(found["id"])
 
     async def restart(self, found: Document, seconds: float) -> None:
         """Take all VMs of a slice down and, after some seconds, up again; a group's topology is REACTIVATING."""
-        self._move(found, "REPAIRING", "REACTIVATING")
-        self.store.delete("boot", found["owner"])
-        await self.workers.halt(found["id"])
+        await self._end(found, "REPAIRING", "REACTIVATING")
         await asyncio.sleep(seconds)
         again = self.store.get(SLICE_KIND, found["id"])
         if again is None or again["phase"] != "REACTIVATING":
@@ -334,8 +320,8 @@ def errors_of(code: str, message: str) -> Document:
 
 def _with_address(instance: Document, address: str) -> Document:
     """Return an instance whose first interface has the address at which its VM answers."""
-    cards = [dict(card) for card in instance["networkInterfaces"]]
-    cards[0]["networkIP"] = address
-    if cards[0].get("accessConfigs"):
-        cards[0]["accessConfigs"] = [{**config, "natIP": address} for config in cards[0]["accessConfigs"]]
-    return {**instance, "networkInterfaces": cards}
+    first, *others = instance["networkInterfaces"]
+    first = {**first, "networkIP": address}
+    if outside := first.get("accessConfigs"):
+        first["accessConfigs"] = [{**config, "natIP": address} for config in outside]
+    return {**instance, "networkInterfaces": [first, *others]}

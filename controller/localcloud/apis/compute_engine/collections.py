@@ -20,17 +20,18 @@ class Collection:
     methods: str = ""
 
     def path(self, call: ApiCall, name: str) -> str:
-        return f"{self.parent(call)}/{self.plural}/{name}"
-
-    def parent(self, call: ApiCall) -> str:
-        """Return the zone, region or global scope of a call."""
-        place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
-        return f"projects/{PROJECT}/{place}"
+        return f"{parent_of(call)}/{self.plural}/{name}"
 
     @property
     def spoken(self) -> str:
         """Return the kind as refusals call it, such as `instance_template`."""
         return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in self.singular)
+
+
+def parent_of(call: ApiCall) -> str:
+    """Return the zone, region or global scope of a call."""
+    place = next((f"{scope}s/{call.path[scope]}" for scope in ("zone", "region") if scope in call.path), "global")
+    return f"projects/{PROJECT}/{place}"
 
 
 SUBNETWORKS = Collection("subnetworks", "subnetwork", "region")

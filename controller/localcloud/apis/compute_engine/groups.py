@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 from controller.localcloud.apis.catalog import AcceleratorType, TpuMachine, check_allowed, slice_type, tpu_machine
 from controller.localcloud.apis.compute import Compute
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier, errors_of
-from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules
+from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules, parent_of
 from controller.localcloud.apis.compute_engine.templates import Parts, check_startable, words_before_staging, wrong_size
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, fingerprint, paginate, timestamp
+from controller.localcloud.http.discovery import load_discovery
 from controller.localcloud.http.errors import ApiError, not_ready
 from controller.localcloud.store import Document
 
@@ -24,6 +25,11 @@ _BULK_ONLY = "MIGs with TPU accelerator topology require BULK mode in target siz
 _STATES = {"PENDING": "ACTIVATING", "STAGING": "ACTIVATING", "PREEMPTED": "INCOMPLETE"}
 """State of the topology in phases that are not named after it."""
 _SETTLED = ("ACTIVE", "ACTIVE_DEGRADED")
+_POLICIES = {
+    "instanceLifecyclePolicy": {"defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "NO"},
+    "updatePolicy": {"type": "OPPORTUNISTIC", "minimalAction": "REPLACE"},
+}
+"""What they say unless they are given."""
 _SUFFIX = string.ascii_lowercase + string.digits
 
 
@@ -97,10 +103,10 @@ class Groups(Service):
             self.faults.refuse_creation("request", zone, tier, kind.name, words)
         changed = {**group, "targetSize": size}
         self.store.put(COMPUTE_KIND, path, changed)
-        operation = self.compute.begin(call, "resize", path)
+        operation = self.compute.begin("resize", path)
         if size == 0 and group["targetSize"]:
             self.slices.leave(path)
-            self.compute.begin(call, BULK_INSERT, path, "slice.remove", delay="delete instanceGroupManagers")
+            self.compute.begin(BULK_INSERT, path, "slice.remove", delay="delete instanceGroupManagers")
         elif size and not group["targetSize"]:
             self._begin_size(path, changed)
         return operation
@@ -123,7 +129,7 @@ class Groups(Service):
             error = refusal
         made = self.slices.add(path, machine.name, kind, instances)
         if error is None:
-            self.operations.begin(f"projects/{PROJECT}/zones/{zone}", BULK_INSERT, path, "slice.advance")
+            self.operations.begin(BULK_INSERT, path, "slice.advance")
             return
         for instance_path, _ in self.slices.instances(made):
             self.store.delete(COMPUTE_KIND, instance_path)
@@ -143,15 +149,13 @@ class Groups(Service):
 
     def _list_managed_instances(self, call: ApiCall) -> Document:
         path, group = self.compute.find(GROUPS, call)
-        found = self.slices.of_owner(path)
-        if found is None:
+        if (found := self.slices.of_owner(path)) is None:
             return {}
-        version = {"instanceTemplate": self.root + group["instanceTemplate"]}
         managed = [
             {
                 "instance": self.root + instance_path,
                 "name": instance_path.rpartition("/")[2],
-                "version": version,
+                "version": {"instanceTemplate": self.root + group["instanceTemplate"]},
                 "currentAction": _action(found, instance),
                 "targetStatus": "DELETED" if found["phase"] == "DEACTIVATING" else "RUNNING",
                 **({"id": instance["id"], "instanceStatus": instance["status"]} if instance else {}),
@@ -164,35 +168,27 @@ class Groups(Service):
     def _list_errors(self, call: ApiCall) -> Document:
         path, group = self.compute.find(GROUPS, call)
         found = self.slices.of_owner(path)
-        attempt = (found or {}).get("attempt")
-        if found is None or not attempt:
+        if not found or not (attempt := found.get("attempt")):
             return {}
         version = {"instanceTemplate": self.root + group["instanceTemplate"]}
-        items = [
-            {
-                "error": error,
-                "timestamp": found["errorTime"],
-                "instanceActionDetails": {
-                    "action": "CREATING", "instance": self.root + instance_path, "version": version,
-                },
-            }
+        details = [
+            {"action": "CREATING", "instance": self.root + instance_path, "version": version}
             for instance_path, _ in self.slices.instances(found)
-            for error in attempt["errors"]
-        ]  # fmt: skip
-        return {"items": items}
+        ]
+        errors = [{"error": error, "timestamp": found["errorTime"]} for error in attempt["errors"]]
+        return {"items": [{**error, "instanceActionDetails": detail} for detail in details for error in errors]}
 
     def _instance_groups_list(self, call: ApiCall) -> Document:
         """Return the instance groups that belong to the managed ones."""
-        prefix = f"{GROUPS.parent(call)}/{GROUPS.plural}/"
         groups = [
             {
                 "kind": "compute#instanceGroup",
                 "name": group["name"],
                 "size": len(found["members"]) if (found := self.slices.of_owner(path)) else 0,
-                "zone": self.root + GROUPS.parent(call),
+                "zone": self.root + parent_of(call),
                 "selfLink": self.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
             }
-            for path, group in self.store.items(COMPUTE_KIND, prefix)
+            for path, group in self.store.items(COMPUTE_KIND, GROUPS.path(call, ""))
         ]
         return paginate(call, groups)
 
@@ -200,7 +196,8 @@ class Groups(Service):
         found = self.slices.of_owner(path)
         template = self.root + group["instanceTemplate"]
         instances = [instance for _, instance in self.slices.instances(found)] if found else []
-        actions = Counter(_action(found, instance) for instance in instances) if found else Counter()
+        actions = Counter(_camel(_action(found, instance)) for instance in instances) if found else Counter()
+        counted = load_discovery().schemas["compute.v1"]["InstanceGroupManagerActionsSummary"]["properties"]
         shown |= {
             "instanceTemplate": template,
             "versions": [{"instanceTemplate": template, "targetSize": {"calculated": group["targetSize"]}}],
@@ -208,13 +205,8 @@ class Groups(Service):
             "resourcePolicies": {"workloadPolicy": self.root + group["resourcePolicies"]["workloadPolicy"]},
             "fingerprint": fingerprint(group),
             "listManagedInstancesResults": group.get("listManagedInstancesResults", "PAGELESS"),
-            "instanceLifecyclePolicy": {
-                "defaultActionOnFailure": "REPAIR",
-                "forceUpdateOnRepair": "NO",
-                **(group.get("instanceLifecyclePolicy") or {}),
-            },
-            "updatePolicy": {"type": "OPPORTUNISTIC", "minimalAction": "REPLACE", **(group.get("updatePolicy") or {})},
-            "currentActions": {_camel(name): actions[name] for name in _ACTIONS},
+            **{name: {**default, **(group.get(name) or {})} for name, default in _POLICIES.items()},
+            "currentActions": {name: actions[name] for name in sorted(counted)},
             "status": self._status(group, found, instances),
         }
 
@@ -237,12 +229,6 @@ class Groups(Service):
             **({} if self.faults.standing("topology_hidden") else {"appliedAcceleratorTopologies": [topology]}),
             "currentInstanceStatuses": dict(statuses),
         }
-
-
-_ACTIONS = (
-    "ABANDONING", "CREATING", "CREATING_WITHOUT_RETRIES", "DELETING", "NONE", "RECREATING", "REFRESHING", "RESTARTING",
-    "RESUMING", "STARTING", "STOPPING", "SUSPENDING", "VERIFYING",
-)  # fmt: skip
 
 
 def _action(found: Document, instance: Document | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from controller.localcloud.apis.catalog import TpuMachine, slice_type, tpu_machine
-from controller.localcloud.apis.compute import Compute
+from controller.localcloud.apis.compute import Compute, show_metadata
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import INSTANCES, Rules
 from controller.localcloud.apis.compute_engine.templates import (
@@ -26,6 +26,7 @@ from controller.localcloud.store import Document
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 90, 7200
 """Bounds of `requestValidForDuration` in seconds; 0 waits for nothing."""
+_SHIELDED = {"enableSecureBoot": False, "enableVtpm": True, "enableIntegrityMonitoring": True}
 
 
 @dataclass(eq=False)
@@ -75,11 +76,8 @@ class TpuInstances(Service):
             self.slices.change(found, validUntil=None if valid is None else time.time() + valid)
         elif refusal := self.quotas.short_of_tpus(found["id"]):
             raise refusal
-        return {
-            **instance,
-            "status": "PENDING" if waits else "PROVISIONING",
-            "machineType": f"projects/{PROJECT}/zones/{zone}/machineTypes/{machine.name}",
-        }
+        url = f"projects/{PROJECT}/zones/{zone}/machineTypes/{machine.name}"
+        return {**instance, "status": "PENDING" if waits else "PROVISIONING", "machineType": url}
 
     def _effect(self, path: str, instance: Document) -> str | None:
         """Return the effect of the insertion. A flex-start VM exists, PENDING, before there is capacity for it."""
@@ -87,8 +85,7 @@ class TpuInstances(Service):
             return "compute.boot"
         if instance["status"] != "PENDING":
             return "slice.advance"
-        zone = f"projects/{PROJECT}/zones/{path.split('/')[3]}"
-        self.operations.begin(zone, BULK_INSERT, path, "slice.advance")
+        self.operations.begin(BULK_INSERT, path, "slice.advance")
         return None
 
     def _leave(self, path: str) -> None:
@@ -100,9 +97,10 @@ class TpuInstances(Service):
         self.slices.leave(path)
 
     def _show(self, path: str, instance: Document, shown: Document) -> None:
-        cards = [dict(card) for card in instance.get("networkInterfaces", ())]
-        for card in cards:
-            card |= {key: self.root + card[key] for key in ("network", "subnetwork")}
+        cards = [
+            {**card, **{key: self.root + card[key] for key in ("network", "subnetwork")}}
+            for card in instance.get("networkInterfaces", ())
+        ]
         items = (instance.get("metadata") or {}).get("items", [])
         if "disks" in instance:
             shown["disks"] = [self._show_disk(path, index, disk) for index, disk in enumerate(instance["disks"])]
@@ -110,13 +108,8 @@ class TpuInstances(Service):
             "networkInterfaces": cards,
             "scheduling": _with_defaults(instance.get("scheduling") or {}),
             "tags": {**instance.get("tags", {}), "fingerprint": fingerprint(instance.get("tags", {}))},
-            "shieldedInstanceConfig": {
-                "enableSecureBoot": False,
-                "enableVtpm": True,
-                "enableIntegrityMonitoring": True,
-                **(instance.get("shieldedInstanceConfig") or {}),
-            },
-            "metadata": {"kind": "compute#metadata", "fingerprint": fingerprint(items), "items": items},
+            "shieldedInstanceConfig": {**_SHIELDED, **(instance.get("shieldedInstanceConfig") or {})},
+            "metadata": show_metadata(items),
             "labelFingerprint": fingerprint(instance.get("labels", {})),
         }
         if self._machine(instance) is not None:
@@ -162,13 +155,13 @@ class TpuInstances(Service):
             raise wrong_size(len(found["members"]) - 1, len(found["members"]))
         before, meanwhile, after = statuses
         if instance["status"] == after:
-            return self.compute.begin(call, verb, path)
+            return self.compute.begin(verb, path)
         if instance["status"] != before:
             raise not_ready(path)
         self.store.put(COMPUTE_KIND, path, {**instance, "status": meanwhile})
         self.slices.change(found, phase=phase)
         self.store.delete("boot", path)
-        return self.compute.begin(call, verb, path, effect)
+        return self.compute.begin(verb, path, effect)
 
     async def _on_stopped(self, path: str) -> None:
         found = self.workers.vms.slice_of(path)
@@ -182,13 +175,13 @@ class TpuInstances(Service):
         items = (instance.get("metadata") or {}).get("items", [])
         check_fingerprint(call.body.get("fingerprint"), items, "metadata")
         self.store.put(COMPUTE_KIND, path, {**instance, "metadata": {"items": call.body.get("items", [])}})
-        return self.compute.begin(call, "setMetadata", path)
+        return self.compute.begin("setMetadata", path)
 
     def _set_labels(self, call: ApiCall) -> Document:
         path, instance = self.compute.find(INSTANCES, call)
         check_fingerprint(call.body.get("labelFingerprint"), instance.get("labels", {}), "label")
         self.store.put(COMPUTE_KIND, path, {**instance, "labels": call.body.get("labels", {})})
-        return self.compute.begin(call, "setLabels", path)
+        return self.compute.begin("setLabels", path)
 
     def _get_guest_attributes(self, call: ApiCall) -> Document:
         """Return what a VM has published, by `queryPath` or `variableKey`; 404 before there is any."""

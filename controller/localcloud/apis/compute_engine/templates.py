@@ -30,15 +30,6 @@ _IMAGE = re.compile(
 )
 
 
-_POLICIES = (
-    "workloadPolicy",
-    "groupPlacementPolicy",
-    "snapshotSchedulePolicy",
-    "instanceSchedulePolicy",
-    "diskConsistencyGroupPolicy",
-)
-
-
 @dataclass(eq=False)
 class Parts(Service):
     """Images, and the rules of policies and templates."""
@@ -49,14 +40,8 @@ class Parts(Service):
         project, family = call.path["project"], call.path["family"]
         if not re.fullmatch(_FAMILIES.get(project, "(?!)"), family):
             raise not_found(f"projects/{project}/global/images/family/{family}")
-        name = f"{family}-v20261101"
-        return {
-            "name": name,
-            "family": family,
-            "status": "READY",
-            "diskSizeGb": str(IMAGE_GB),
-            "selfLink": f"{self.root}projects/{project}/global/images/{name}",
-        }
+        image = {"name": f"{family}-v20261101", "family": family, "status": "READY", "diskSizeGb": str(IMAGE_GB)}
+        return {**image, "selfLink": f"{self.root}projects/{project}/global/images/{image['name']}"}
 
     def _autoscalers_list(self, _: ApiCall) -> Document:
         return {}
@@ -92,7 +77,7 @@ class Parts(Service):
         return path, document
 
     def _prepare_policy(self, _: ApiCall, path: str, body: Document) -> Document:
-        given = [kind for kind in _POLICIES if kind in body]
+        given = [field for field in body if field.endswith("Policy")]
         if len(given) != 1:
             raise ApiError(400, "Exactly one policy must be specified in a resource policy.")
         if given != ["workloadPolicy"]:
@@ -109,20 +94,16 @@ class Parts(Service):
 
     def _groups_with(self, path: str) -> list[str]:
         items = self.store.items(COMPUTE_KIND, f"projects/{PROJECT}/zones/")
-        groups = {name: group for name, group in items if "/instanceGroupManagers/" in name}
-        return [
-            name
-            for name, group in groups.items()
-            if path in (group["instanceTemplate"], group["resourcePolicies"]["workloadPolicy"])
-        ]
+        groups = [(name, group) for name, group in items if "/instanceGroupManagers/" in name]
+        parts = {name: (one["instanceTemplate"], one["resourcePolicies"]["workloadPolicy"]) for name, one in groups}
+        return [name for name, of_group in parts.items() if path in of_group]
 
     def _show_template(self, path: str, template: Document, shown: Document) -> None:
-        properties = dict(template["properties"])
-        cards = [dict(card) for card in properties.get("networkInterfaces", ())]
-        for card in cards:
-            for key in ("network", "subnetwork"):
-                if card.get(key, "").startswith("projects/"):
-                    card[key] = self.root + card[key]
+        properties = template["properties"]
+        cards = [
+            {key: f"{self.root}{value}" if str(value).startswith("projects/") else value for key, value in card.items()}
+            for card in properties.get("networkInterfaces", ())
+        ]
         shown["properties"] = properties | ({"networkInterfaces": cards} if cards else {})
 
 

@@ -12,10 +12,9 @@ import pytest
 from controller.agent import transfers
 from controller.agent.transfers import FRESH_VM_SECONDS, RETRY_SECONDS, TransferError, with_retries
 from controller.agent.worker_processes import start_time
-from controller.localcloud.hub import HubFault, HubServer, HubState
 from tests.controller.agent.conftest import AgentWorker, wait_for
 from tests.fakes.loopback import FakeBucket
-from tests.hub import write
+from tests.hub import HubFault, faulty_hub, write
 
 CONTENT = b"weights" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -72,7 +71,7 @@ def test_a_fetch_that_is_killed_in_mid_file_goes_on_there(worker: AgentWorker, t
     content = b"weights " * 200_000
     write(tmp_path / "hub/models/acme/open", {"model.safetensors": content})
     sha256 = hashlib.sha256(content).hexdigest()
-    with HubServer(HubState(tmp_path / "hub")) as hub:
+    with faulty_hub(tmp_path / "hub") as hub:
         hub.state.faults.append(HubFault("GET /lfs/", stall=len(content) // 2))
         url = f"{hub.endpoint}/acme/open/resolve/main/model.safetensors"
         files = {"w.bin": {"url": url, "sha256": sha256}}

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 
+from conf.schema.cloud import LocalCloud
 from controller import emulator
 from controller.cli import main
 from controller.cli.verbs import clouds
 from controller.cli.verbs.grants import format_entries
 from controller.cli.verbs.placements import PlacementChoice, find_placements
+from controller.core.errors import ConfigError
 from controller.core.events import confirm
 from controller.core.json_documents import append_lines
 from controller.gcp.google_errors import ForbiddenError
 from controller.records import index
 from controller.resources.pod.capacity_log import CapacityEntry, capacity_file
+from tests.composed import config_of
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.fakes.context import make_context
 from tests.fakes.google import Answers
@@ -292,3 +295,19 @@ def test_the_file_of_a_killed_one_is_not_believed(url: str, tmp_path: Path, chan
     assert emulator.find_answering(tmp_path) is None
     _endpoint(tmp_path, **{"url": url, **changed})
     assert emulator.find_answering(tmp_path) is None
+
+
+def test_a_port_beside_a_running_emulated_cloud_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    running = emulator.Emulator(tmp_path, "http://127.0.0.1:4000", "t", {}, "p", tmp_path)
+    monkeypatch.setattr(emulator, "find_answering", lambda folder: running)
+    monkeypatch.setattr(emulator.Emulator, "post", lambda *args: {})
+    for port, is_refused in ((0, False), (4000, False), (4001, True), (400, True)):
+        config = config_of("cloud=local", "program=command", ECHO_COMMAND, f"cloud.port={port}")
+        assert isinstance(config.cloud, LocalCloud)
+        if not is_refused:
+            assert emulator.ensure_running(config.cloud, str(tmp_path)) is running
+            continue
+        with pytest.raises(
+            ConfigError, match=r"cloud\.port: the emulated cloud runs already, at http://127\.0\.0\.1:4000;"
+        ):
+            emulator.ensure_running(config.cloud, str(tmp_path))

@@ -19,14 +19,14 @@ from controller.gcp.folder_store import FolderClient
 from controller.inputs.env_inputs import Vault
 from controller.inputs.hub_sources import HubAccess, SourceError
 from controller.inputs.resolved_assets import HashCache, ResolvedAsset, local_files
-from controller.localcloud.hub import HubFault, HubServer
+from controller.localcloud.hub import HubServer
 from controller.reconcile import Absent
 from controller.resources.uploads import source_assets
 from controller.resources.uploads.bucket_assets import UploadedAsset
 from controller.resources.uploads.source_assets import PinnedSource, SourceCopy, SourcedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.resources.uploads.conftest import Project, context_of
-from tests.hub import ACCEPTED, CONTENT, write
+from tests.hub import ACCEPTED, CONTENT, HubFault, write
 
 FILES = {"a": b"first", "b/c": b"second"}
 
