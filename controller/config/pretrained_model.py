@@ -137,7 +137,7 @@ def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
     unreachable: why the Hub cannot be asked now, which then says why a file was not read that is not in the cache.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.constants import HF_HUB_OFFLINE
+    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -153,10 +153,13 @@ def hub_file(address: SourceAddress, name: str, unreachable: str = "") -> Path:
     repository, page = address.repository, f"{endpoint}/{address.repository}"
     name = f"{address.folder}{name}"
     try:
-        where = {"revision": address.revision, "endpoint": endpoint, "etag_timeout": TIMEOUT_SECONDS}
-        kept = try_to_load_from_cache(repository, name, revision=address.revision)
-        if kept is None and (HF_HUB_OFFLINE or not unreachable):
-            kept = hf_hub_download(repository, name, **where)
+        # the library's cache knows repositories by name: what another server said of one is not what this one says
+        cache = HF_HUB_CACHE if endpoint == PUBLIC_HUB else f"{HF_HUB_CACHE}/of/{endpoint.rpartition('//')[2]}"
+        kept = try_to_load_from_cache(repository, name, cache, address.revision)
+        # a file that was absent may have come since
+        if not isinstance(kept, str) and (HF_HUB_OFFLINE or not unreachable):
+            where = {"revision": address.revision, "endpoint": endpoint, "etag_timeout": TIMEOUT_SECONDS}
+            kept = hf_hub_download(repository, name, cache_dir=cache, **where)
     except (HTTPError, ImportError, OSError, ValueError) as error:  # of a package for proxies of SOCKS
         reasons: dict[type[Exception], str] = {
             GatedRepoError: f"{page} is gated; accept its license there, then run `hf auth login` or export HF_TOKEN",

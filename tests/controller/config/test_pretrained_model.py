@@ -9,8 +9,15 @@ import pytest
 from huggingface_hub import errors
 
 from conf.config_json import model_from_config
+from conf.schema.assets import parse_source
 from conf.schema.training.model import Model
-from controller.config.pretrained_model import with_hub_weights, with_pretrained_model
+from controller.config.pretrained_model import (
+    HubFileAbsentError,
+    HubFileError,
+    hub_file,
+    with_hub_weights,
+    with_pretrained_model,
+)
 from controller.localcloud.hub import HubServer
 from tests.composed import config_of, problems_of
 from tests.hub import hub, write
@@ -232,6 +239,19 @@ def test_one_word_is_enough(tuned: HubServer) -> None:
     data: Any = config.data
     assert data.tokenizer == "assets://tuned-2-5b/tokenizer.json"
     assert (data.chat_template, data.bos, data.eos) == ("own", None, None)
+
+
+def test_a_file_that_was_absent_may_have_come_and_another_hub_has_its_own(
+    tuned: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = parse_source(f"{WEIGHTS}/*")
+    with pytest.raises(HubFileAbsentError, match=r"has no chat_template\.jinja"):
+        hub_file(address, "chat_template.jinja")
+    describe_on_hub(tuned, CHAT, chat_template__jinja=TURNS)
+    assert hub_file(address, "chat_template.jinja").read_text() == TURNS
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubFileError, match="no network"):
+        hub_file(address, "chat_template.jinja", "no network")
 
 
 STALE = {"chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "eos_token": "<end>"}
