@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from conf.hugging_face_base import UnknownArchitectureError as UnknownArchitectureError
 from conf.hugging_face_base import require, unsupported
-from conf.hugging_face_fields import FIELDS
+from conf.hugging_face_fields import DELTA_NET, FIELDS, OTHER_TYPES, delta_net
 from conf.hugging_face_gemma4 import GEMMA4_TEXT, gemma4_layers
 from conf.hugging_face_rotation import (
     ANY_ROTATION,
@@ -25,6 +25,7 @@ CLASSES = {
     "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
     "mistral": "Mistral", "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3",
     "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
+    "gpt_oss": "GptOss",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {
@@ -51,7 +52,7 @@ WITH_IMAGES = {
     "qwen3_5": "qwen3_5_text",
 }  # fmt: skip
 """Models with a vision tower, and what their `text_config` must be."""
-PERIODS = {"gemma2": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
+PERIODS = {"gemma2": 2, "gpt_oss": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
 """Every how many layers one is global, where layer_types does not say it."""
 BY_LAYER_TYPE = ("gemma3_text", "olmo3", *GEMMA4_TEXT)
 """Families whose rope_parameters have an entry per layer type."""
@@ -59,12 +60,6 @@ OLMO3_THETA = 500_000.0
 """What transformers 5 takes for local layers where only rope_theta is set."""
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
-OTHER_TYPES = {"qwen3_5_text": {"linear_attention": "D", "full_attention": "G"}}
-"""Letters of layer_types; those of a family whose other layers have no window."""
-DELTA_NET = {  # the keys of `Model.delta_net` and their fields
-    name: f"linear_{name}"
-    for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-}
 THEIR_NAMES = {
     "num_layers": "num_hidden_layers",
     "dim": "hidden_size",
@@ -81,9 +76,12 @@ GPT2_NAMES = {
     "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
 }  # fmt: skip
 
-EXPERTS_NAMES = THEIR_NAMES | {
-    "mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok",
-}  # fmt: skip
+NAMES = {
+    "gpt2": GPT2_NAMES,
+    "qwen3_moe": THEIR_NAMES
+    | {"mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok"},
+    "gpt_oss": THEIR_NAMES | {"count": "num_local_experts", "per_token": "num_experts_per_tok"},
+}
 
 
 def without_unknown_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,9 +117,9 @@ def model_from_config(config: Any, **compute: Any) -> Model:
         return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
     except ValidationError as error:
         found = error.errors()[0]
-        names = GPT2_NAMES if kind == "gpt2" else EXPERTS_NAMES if "experts" in described else THEIR_NAMES
-        parts = (names.get(str(part), str(part)) for part in found["loc"] if part not in ("experts", "delta_net"))
-        key = ".".join(parts) or "model"
+        names = NAMES.get(kind, THEIR_NAMES)
+        parts = [str(part) for part in found["loc"] if part not in ("experts", "delta_net")]
+        key = ".".join(names.get(part, part) for part in parts) or "model"
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
@@ -220,8 +218,7 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     if kind in OTHER_TYPES or FIELDS[kind].get("sliding_window", FIELDS[kind]["is_encoder_decoder"]).use == "read":
         described |= _windows(fields, kind)
     if kind in OTHER_TYPES:
-        sizes = {ours: fields[theirs] for ours, theirs in DELTA_NET.items()}
-        described["delta_net"] = sizes if "D" in described["attention_pattern"] else None
+        described |= delta_net(fields, described["attention_pattern"])
     if "num_experts_per_tok" in fields:
         described |= _experts(fields, given)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
@@ -241,19 +238,22 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
 
 
 def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of experts; transformers 5 writes their number under a name of its own."""
-    count, other = (given.get(name) for name in ("num_experts", "num_local_experts"))
+    """Return the keys of experts; of Qwen, transformers 5 writes their number under a name of its own."""
+    name = "num_experts" if "num_experts" in fields else "num_local_experts"
+    count, other = given.get(name), given.get("num_local_experts")
     if None not in (count, other) and count != other:
         raise unsupported("num_local_experts", other, f"num_experts is {count}")
-    count = fields["num_experts"] if count is other else count if other is None else other
-    if 1 < count < fields["num_experts_per_tok"]:
-        raise unsupported("num_experts_per_tok", fields["num_experts_per_tok"], f"num_experts is {count}")
-    kept = {"per_token": fields["num_experts_per_tok"], "norm_topk_prob": fields["norm_topk_prob"]}
-    return {"mlp_dim": fields["moe_intermediate_size"], "experts": {"count": count, **kept}}
+    count = next(value for value in (count, other, fields[name]) if value is not None)
+    per_token = fields["num_experts_per_tok"]
+    if 1 < count < per_token:
+        raise unsupported("num_experts_per_tok", per_token, f"{name} is {count}")
+    kept = {"per_token": per_token, "norm_topk_prob": fields.get("norm_topk_prob", True)}
+    width = fields.get("moe_intermediate_size", fields["intermediate_size"])
+    return {"mlp_dim": width, "experts": {"count": count, **kept}}
 
 
 def _biases(fields: Mapping[str, Any]) -> str:
-    attention, mlp = fields.get("attention_bias", False), fields.get("mlp_bias", False)
+    attention, mlp = fields.get("attention_bias", False), fields.get("mlp_bias", "swiglu_limit" in fields)
     return ("all" if mlp else "attention") if attention else "mlp" if mlp else "none"
 
 
@@ -309,7 +309,8 @@ def _rotated(fields: Mapping[str, Any]) -> list[bool]:
 
 def _rope(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
-    new, scaling = fields["rope_parameters"] or {}, fields["rope_scaling"]
+    new = fields["rope_parameters"] or {}
+    scaling = given.get("rope_scaling") if new else fields["rope_scaling"]
     if fields["rope_parameters"] is None:
         new = DEFAULT_ROTATIONS.get(kind, {})
     nested = bool(new.keys() & LAYER_TYPES.keys())
@@ -377,8 +378,7 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
     if missing := required - given:
         raise UnknownArchitectureError(f"config.json: rope_type {kind}: {sorted(missing)[0]} is missing")
     known = {"rope_type", "type", "rope_theta", *required, *optional}
-    if of == "ministral3":
-        known |= {"max_position_embeddings"}  # transformers does not read it
+    known |= {"max_position_embeddings"} if of == "ministral3" else set()  # transformers does not read it
     if parameters.get("partial_rotary_factor") in (None, 1.0) or FIELDS[of]["partial_rotary_factor"].use == "read":
         known = known | {"partial_rotary_factor"}
     known |= {"mrope_section", "mrope_interleaved"} if of in OTHER_TYPES else set()  # text has one position, thrice

@@ -7,9 +7,11 @@ every field that a version since 2.0 wrote is known; `tests/conf/test_hugging_fa
 
 from collections.abc import Mapping
 from types import NoneType
+from typing import Any
 
-from conf.hugging_face_base import BASE, ROTARY, fixed, ignored, read
+from conf.hugging_face_base import BASE, ROTARY, UNQUANTIZED, fixed, ignored, read
 from conf.hugging_face_gemma4 import GEMMA4, GEMMA4_UNIFIED, GEMMA4_WITH_IMAGES
+from conf.hugging_face_rotation import GPT_OSS_ROTATION
 
 LLAMA = ROTARY | {
     "vocab_size": read(32000),
@@ -184,6 +186,13 @@ QWEN3_MOE = {name: field for name, field in QWEN3.items() if name != "layer_type
     **ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
 }
 
+OTHER_TYPES = {"qwen3_5_text": {"linear_attention": "D", "full_attention": "G"}}
+"""Letters of layer_types of a family whose other layers have no window."""
+DELTA_NET = {
+    name: f"linear_{name}"
+    for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+}
+"""The keys of `Model.delta_net` and their fields."""
 QWEN3_5 = ROTARY | {
     "vocab_size": read(248_320),
     "intermediate_size": read(12_288),
@@ -207,6 +216,40 @@ QWEN3_5 = ROTARY | {
     "mlp_only_layers": fixed(None, "the layers have no experts", []),
     **ignored("heads of later tokens are not read", mtp_num_hidden_layers=0, mtp_use_dedicated_embeddings=False),
     **ignored("the layers' memory is float32 in any case", mamba_ssm_dtype="float32"),
+}
+
+MXFP4: dict[str, Any] = {"quant_method": "mxfp4"}
+KEPT_WIDE = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+"""What OpenAI's files have as it is."""
+
+GPT_OSS = ROTARY | {
+    "vocab_size": read(201_088),
+    "hidden_size": read(2880),
+    "intermediate_size": read(2880),  # of an expert
+    "num_hidden_layers": read(36),
+    "num_attention_heads": read(64),
+    "num_key_value_heads": read(8),
+    "head_dim": read(64),
+    "hidden_act": fixed("silu", "the decoder's gate is a sigmoid's product"),
+    "max_position_embeddings": read(131_072),
+    "rms_norm_eps": read(1e-5),
+    "rope_theta": read(150_000.0, float | None),
+    "rope_scaling": read(GPT_OSS_ROTATION, Mapping | NoneType),
+    "attention_bias": read(True),
+    "sliding_window": read(128, int | None),
+    "layer_types": read(None, list | None),
+    "num_local_experts": read(128),
+    "num_experts_per_tok": read(4),
+    "swiglu_alpha": fixed(1.702, "the decoder has this one"),
+    "swiglu_limit": fixed(7.0, "the decoder has this one"),
+    "quantization_config": fixed(
+        None,
+        f"only mxfp4 of experts is read; {UNQUANTIZED}",
+        *(MXFP4, MXFP4 | {"modules_to_not_convert": None}, MXFP4 | {"modules_to_not_convert": KEPT_WIDE}),
+    ),
+    **ignored("num_experts_per_tok says it", experts_per_token=4),
+    **ignored("rope_scaling says it", initial_context_length=4096),
+    **ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
 }
 
 GEMMA2 = ROTARY | {
@@ -316,6 +359,7 @@ FIELDS = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "gpt_oss": GPT_OSS,
     "gpt2": GPT2,
     "mistral": MISTRAL,
     "ministral": MINISTRAL,
@@ -335,3 +379,8 @@ FIELDS = {
     "qwen3_5": QWEN3_5_WITH_IMAGES,
 }
 """The table of each `model_type`."""
+
+
+def delta_net(fields: Mapping[str, Any], pattern: str) -> dict[str, Any]:
+    """Return the key of `Model` for the sizes of recurrent layers, None where a pattern has none."""
+    return {"delta_net": {ours: fields[name] for ours, name in DELTA_NET.items()} if "D" in pattern else None}

@@ -66,6 +66,14 @@ GEMMA4_ROTATION = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
+GPT_OSS_ROTATION = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 DEFAULT_ROTATIONS = {
     "ministral3": MINISTRAL3_ROTATION,
     "gemma4_text": GEMMA4_ROTATION,
@@ -73,7 +81,7 @@ DEFAULT_ROTATIONS = {
 }
 """What a family has where config.json has no rope_parameters."""
 ANY_ROTATION = ("default", "linear", "llama3", "yarn", "longrope")
-ROTATIONS = {"phi3": ("default", "longrope"), "ministral3": ("yarn",)}
+ROTATIONS = {"phi3": ("default", "longrope"), "ministral3": ("yarn",), "gpt_oss": ("yarn",)}
 ROTATIONS |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), ("default", "yarn"))
 ROTATIONS |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), ("default", "proportional"))
 """Which values of `rope_type` a family may have, where not `ANY_ROTATION`."""

@@ -9,7 +9,7 @@ There is no state file: each resource is observed just before each action. Indep
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from controller.context import Context
@@ -191,6 +191,12 @@ def topological_order(resources: Iterable[Resource]) -> list[Resource]:
             placed.add(resource.id)
             done.append(resource)
     return done
+
+
+def among_themselves(resources: Iterable[Resource]) -> list[Resource]:
+    """Drop what resources depend on outside this list: it is there already, or stays."""
+    listed = {resource.id: resource for resource in resources}
+    return [replace(r, depends_on=tuple(n for n in r.depends_on if n in listed)) for r in listed.values()]
 
 
 class VanishedError(CloudError):

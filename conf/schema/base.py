@@ -1,10 +1,6 @@
-"""What all sections of the config build on: their base class, volatile keys, uneven batches; and renamed keys.
-
-The error for an old key names its successor.
-"""
+"""What all sections of the config build on: their base class, volatile keys, uneven batches, places of errors."""
 
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,103 +99,17 @@ def nearest_multiples(number: int, of: int) -> list[int]:
     return [n for n in (below, below + of) if n]
 
 
-RENAMED = {
-    "loop.samples": "loop.group_size",
-    "loop.samples.every": "loop.text_samples.interval",
-    "loop.samples.prompts": "loop.text_samples.prompts",
-    "loop.samples.length": "loop.text_samples.max_new_tokens",
-    "loop.samples.temperature": "loop.text_samples.temperature",
-    "loop.prompts": "loop.prompts_per_step",
-    "loop.prompt_length": "loop.max_prompt_length",
-    "loop.response_length": "loop.max_new_tokens",
-    "loop.sequence": "loop.seq_len",
-    "loop.device_batch": "loop.micro_batch_size",
-    "loop.loss": "loop.loss_type",
-    "loop.kl": "loop.kl_coef",
-    "loop.entropy_bonus": "loop.entropy_coef",
-    "loop.clip_low": "loop.clip_ratio_low",
-    "loop.clip_high": "loop.clip_ratio_high",
-    "loop.importance_cap": "loop.rollout_correction",
-    "loop.importance_sampling_cap": "loop.rollout_correction",
-    "loop.drop_equal_groups": "loop.filter_zero_variance_groups",
-    "loop.redraws": "loop.max_resample_rounds",
-    "loop.overlong_buffer": "loop.overlong_buffer_fraction",
-    "loop.reward_seconds": "loop.reward_timeout_seconds",
-    "loop.warm_start_until": "loop.warm_start_target_accuracy",
-    "loop.warm_start_eval_every": "loop.warm_start_eval_interval",
-    "loop.eval_every": "loop.eval_interval",
-    "loop.test_samples": "loop.test_samples_per_prompt",
-    "loop.alerts.equal_groups_updates": "loop.alerts.zero_variance_updates",
-    "model.layers": "model.num_layers",
-    "model.heads": "model.num_heads",
-    "model.kv_heads": "model.num_kv_heads",
-    "model.hidden": "model.mlp_dim",
-    "model.vocab": "model.vocab_size",
-    "model.norm_epsilon": "model.norm_eps",
-    "model.positions": "model.position_embedding",
-    "model.context": "model.max_seq_len",
-    "model.rope_base": "model.rope_theta",
-    "model.rope_local_base": "model.rope_local_theta",
-    "model.rope_scaling.low_frequency_factor": "model.rope_scaling.low_freq_factor",
-    "model.rope_scaling.high_frequency_factor": "model.rope_scaling.high_freq_factor",
-    "model.rope_scaling.original_context": "model.rope_scaling.original_max_position_embeddings",
-    "model.pattern": "model.attention_pattern",
-    "model.window": "model.sliding_window",
-    "model.query_scalar": "model.query_pre_attn_scalar",
-    "model.attention_softcap": "model.attn_logit_softcap",
-    "model.final_softcap": "model.final_logit_softcap",
-    "model.tied": "model.tie_word_embeddings",
-    "optimizer.clip_norm": "optimizer.max_grad_norm",
-    "optimizer.ema": "optimizer.ema_decay",
-    "optimizer.epsilon": "optimizer.eps",
-    "optimizer.groups": "optimizer.param_groups",
-    "optimizer.cautious": "optimizer.cautious_weight_decay",
-    "optimizer.variance_decay": "optimizer.normuon_b2",
-    "optimizer.adamw.epsilon": "optimizer.adamw.eps",
-    "data.validation_path": "data.eval_path",
-    "data.validation_fraction": "data.eval_fraction",
-    "data.column": "data.text_column",
-    "data.read_ahead": "data.prefetch_batches",
-    "data.template": "data.chat_template",
-    "checkpoint.every": "checkpoint.save_interval",
-    "checkpoint.keep": "checkpoint.max_to_keep",
-    "checkpoint.verify_every": "checkpoint.verify_interval",
-    "logging.every": "logging.log_interval",
-    "tpu.zones": "tpu.fallback_zones",
-    "tpu.create_minutes": "tpu.create_timeout_minutes",
-    "ssh.connect_seconds": "ssh.connect_timeout_seconds",
-    "ssh.warm_up_seconds": "ssh.ready_timeout_seconds",
-    "cloud.driver_account": "cloud.driver_service_account",
-    "recovery.lease_seconds": "recovery.lease_duration_seconds",
-    "recovery.lost_seconds": "recovery.heartbeat_timeout_seconds",
-    "recovery.hang_seconds": "recovery.hang_timeout_seconds",
-    "recovery.notice": "recovery.preemption_signal",
-    "recovery.response": "recovery.policy",
-    "assets.datasets.*.files.*.token": "assets.datasets.*.files.*.token_secret",
-    "assets.models.*.files.*.token": "assets.models.*.files.*.token_secret",
-    "assets.tokenizers.*.files.*.token": "assets.tokenizers.*.files.*.token_secret",
-}
-"""Old to new dotted key; `*` matches one user-chosen name."""
-
-
-def successors(path: Sequence[str], value: Any = None) -> list[str]:
-    """Return the new names of the keys below an unknown key, else of the key itself; empty if never renamed."""
-    below = [name for key in _leaves(path, value) for name in _lookup(key)] if isinstance(value, dict) else []
-    return list(dict.fromkeys(below)) or _lookup(path)
-
-
-def _leaves(path: Sequence[str], value: Any) -> Iterator[list[str]]:
-    if not isinstance(value, dict):
-        yield list(path)
-        return
-    for name, child in value.items():
-        yield from _leaves([*path, str(name)], child)
-
-
-def _lookup(path: Sequence[str]) -> list[str]:
-    for old, new in RENAMED.items():
-        parts = old.split(".")
-        if len(parts) == len(path) and all(part in ("*", name) for part, name in zip(parts, path, strict=True)):
-            chosen = iter([name for part, name in zip(parts, path, strict=True) if part == "*"])
-            return [".".join(next(chosen) if part == "*" else part for part in new.split("."))]
-    return []
+def key_path(raw: dict[str, Any], error: Any) -> list[str]:
+    """Return the dotted key of an error without pydantic's tags of unions, which are no keys of the data."""
+    path: list[str] = []
+    at: Any = raw
+    loc = error["loc"][:-1] if error["loc"][-1] == "[key]" else error["loc"]
+    for number, part in enumerate(loc):
+        is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
+        is_absent = number == len(loc) - 1 and error["type"] == "missing"
+        if not is_key and not is_absent:
+            continue
+        path.append(str(part))
+        inside = isinstance(at, dict) or (is_key and part < len(at))  # pyright: ignore[reportOperatorIssue]
+        at = at[part] if is_key and inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return path

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 
 import conf
-from conf.schema.base import successors
+from conf.schema.base import key_path
 from conf.schema.config import Config
 from conf.schema.forms import PLAIN, escape_line, expected, near_choices, override, repaired, split
 from conf.schema.text_keys import alternatives, types_at
@@ -96,11 +96,7 @@ def problems_of(raw: dict[str, Any], errors: Sequence[Any]) -> list[ConfigProble
             continue
         if error["type"] == "missing" and not path[-1].isdigit():
             missing.setdefault(tuple(path[:-1]), []).append(path[-1])
-        elif (
-            error["type"] == "extra_forbidden"
-            and path[-1] in sibling_keys(path)
-            and not successors(path, error["input"])
-        ):
+        elif error["type"] == "extra_forbidden" and path[-1] in sibling_keys(path):
             of_others.setdefault(tuple(path[:-1]), []).append(path[-1])
         else:
             problem = _problem(raw, path, error)
@@ -381,19 +377,3 @@ def _choice(given: str, choices: Sequence[str]) -> str:
     near = near_choices(given.lower(), choices)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{escape_line(repr(given))}; {hint}choices: {', '.join(choices)}"
-
-
-def key_path(raw: dict[str, Any], error: Any) -> list[str]:
-    """Return the dotted key of an error without pydantic's tags of unions, which are no keys of the data."""
-    path: list[str] = []
-    at: Any = raw
-    loc = error["loc"][:-1] if error["loc"][-1] == "[key]" else error["loc"]
-    for number, part in enumerate(loc):
-        is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
-        is_absent = number == len(loc) - 1 and error["type"] == "missing"
-        if not is_key and not is_absent:
-            continue
-        path.append(str(part))
-        inside = isinstance(at, dict) or (is_key and part < len(at))  # pyright: ignore[reportOperatorIssue]
-        at = at[part] if is_key and inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
-    return path

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 import conf
-from conf.schema.base import RENAMED, successors
 from conf.schema.config import Config
 from conf.schema.foreign_keys import FOREIGN, OTHER_FLAGS
 from conf.schema.forms import repaired
@@ -39,8 +38,6 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
         given: its value.
     """
     section, name, inside = path[0], path[-1], "".join(f"{part}." for part in path[:-1])
-    if new := successors(path, given):
-        return f"unknown key; renamed to {', '.join(new)}"
     if "." in name and section == "sweep":
         return f"unknown key; a key that the sweep varies stands below params: `{name}: …`"
     if "." in name:
@@ -151,15 +148,14 @@ def sibling_keys(path: Sequence[str]) -> set[str]:
 
 
 def find_keys(name: str, raw: Any = None, section: str = "") -> list[str]:
-    """Return up to three dotted keys that end in `name`, now or before a rename, for a user who omitted the section.
+    """Return up to three dotted keys that end in `name`, for a user who omitted the section.
 
     Args:
         name: last part of the key.
         raw: the composed data, whose kinds decide which keys there are.
         section: section that has it first; then it is `run`, whose names and numbers are those of everything.
     """
-    former = (new for old, new in RENAMED.items() if old.rpartition(".")[2] == name and "*" not in new)
-    found: dict[str, None] = dict.fromkeys(new for new in former if _is_here(raw, new))
+    found: dict[str, None] = {}
     todo: list[tuple[str, type[BaseModel], Any]] = [("", Config, raw)]
     while todo:
         prefix, model, data = todo.pop(0)

@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from conf.schema.base import key_path
 from conf.schema.config import Config
-from conf.schema.problems import ConfigProblem, key_path, problems_of
+from conf.schema.problems import ConfigProblem, problems_of
 from conf.schema.text_keys import types_at
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")

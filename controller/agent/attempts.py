@@ -134,6 +134,10 @@ def _values_to_mask(name: str, value: str) -> list[str]:
 
 
 MAX_SUMMARY_BYTES = 1 << 20
+TOLD_OF_END = (
+    *("code", "signal", "started", "ended", "error", "oom_kills", "free_gb"),
+    *("upload", "upload_error", "notice"),
+)
 
 
 def attempt_status(folder: Path) -> dict[str, Any]:
@@ -174,24 +178,16 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> S
     status = attempt_status(folder)
     mask = SecretMask.for_run(folder.parent)
     size = file_size(folder / "log")
-    return {
+    found: Any = {
         "run_id": run_id,
         "attempt": attempt_number(folder),
         "state": status["state"],
-        "code": status.get("code"),
-        "signal": status.get("signal"),
-        "started": status.get("started"),
-        "ended": status.get("ended"),
-        "error": status.get("error"),
-        "oom_kills": status.get("oom_kills"),
-        "free_gb": status.get("free_gb"),
-        "upload": status.get("upload"),
-        "upload_error": status.get("upload_error"),
-        "notice": status.get("notice"),
+        **{key: status.get(key) for key in TOLD_OF_END},
         "log_size": size,
         "log_tail": _log_tail(folder / "log", size, tail_bytes, mask).decode(errors="replace"),
         "summary": _read_summary(folder.parent),
     }
+    return found
 
 
 def _log_tail(log: Path, size: int, tail_bytes: int, mask: SecretMask) -> bytes:

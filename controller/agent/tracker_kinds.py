@@ -51,7 +51,6 @@ class TensorBoard:
     """Event files. A reader forgets the points from the first step of this attempt on, which are drawn again."""
 
     def __init__(self, run: str, config: Mapping[str, Any], folder: str, settings: Mapping[str, Any]) -> None:
-        del run, config
         self._event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
         writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
@@ -64,7 +63,6 @@ class TensorBoard:
         self._add(step=step, summary=self._summary(value=points))
 
     def finish(self, results: Mapping[str, Any] | None) -> None:
-        del results
         self._writer.close()
 
     def _add(self, **what: Any) -> None:
@@ -76,7 +74,6 @@ class Trackio:
     """A run of https://github.com/gradio-app/trackio: in `folder`, or in the Space that TRACKIO_SPACE_ID names."""
 
     def __init__(self, run: str, config: Mapping[str, Any], folder: str, settings: Mapping[str, Any]) -> None:
-        del settings
         os.environ.setdefault("TRACKIO_DIR", folder)  # is read when the package is imported
         self._trackio: Any = importlib.import_module("trackio")
         project, space = os.environ.get("TRACKIO_PROJECT", PROJECT), os.environ.get("TRACKIO_SPACE_ID")
@@ -91,7 +88,6 @@ class Trackio:
         self._trackio.log(dict(metrics), step=step)
 
     def finish(self, results: Mapping[str, Any] | None) -> None:
-        del results  # it keeps none
         self._trackio.finish()
 
 
@@ -99,7 +95,6 @@ class Mlflow:
     """A run of MLflow at MLFLOW_TRACKING_URI, else in `folder`. It is found again by a tag."""
 
     def __init__(self, run: str, config: Mapping[str, Any], folder: str, settings: Mapping[str, Any]) -> None:
-        del settings
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db"

@@ -159,7 +159,7 @@ def _layer_weights(model: Model, kind: LayerKind, *, per_token: bool) -> int:
     if kind.is_recurrent and (own := model.delta_net) is not None:
         values = own.num_value_heads * (3 * own.value_head_dim + 2)
         attention = model.dim * (2 * own.num_key_heads * own.key_head_dim + values)
-    feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * size.mlp_dim
+    feed_forward = (3 if model.is_gated else 2) * model.dim * size.mlp_dim
     if model.experts is not None:
         taken = model.experts.per_token if per_token else model.experts.count
         feed_forward = taken * feed_forward + model.dim * model.experts.count

@@ -16,7 +16,7 @@ from controller.gcp.google_errors import GoogleError
 from controller.lease import Lease, pod_lease
 from controller.plan.build import Plan, ResourcePreview, preview_resources
 from controller.plan.samplers import is_sampler_pod, sampler_plans
-from controller.reconcile import Absent, Pending, Resource, Unknown, destroy
+from controller.reconcile import Absent, Pending, Resource, Unknown, among_themselves, destroy
 from controller.records.ledger import record_cancellations
 from controller.records.spending import close_billing, read_claim
 from controller.records.unfinished import retry_deletions
@@ -98,9 +98,9 @@ class Teardown:
             with suppress(GoogleError):
                 lease.ensure()  # another controller may have taken the pod over while this machine slept
         buckets = [resource for resource in self.present if isinstance(resource, Bucket)]
-        destroy(_with_dependencies([resource for resource in self.present if resource not in buckets]), context)
+        destroy(among_themselves(resource for resource in self.present if resource not in buckets), context)
         lease.release("deleted by down", 0)  # it is in the bucket that goes last
-        destroy(_with_dependencies(buckets), context)
+        destroy(among_themselves(buckets), context)
 
     def _is_used(self, lease: Lease) -> bool:
         """Return whether anything of the pod is there, if only a bastion or a controller that is yet to create it."""
@@ -272,12 +272,6 @@ def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
     return (everything or row.resource.scope == "pod") and (
         isinstance(row.observed, Pending) or row.observed.is_managed
     )
-
-
-def _with_dependencies(present: Sequence[Resource]) -> list[Resource]:
-    """Add the needs that are deleted too, so that dependents go first."""
-    ids = {r.id for r in present}
-    return [replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in present]
 
 
 def _driven_run(session: Session, notes: list[str]) -> tuple[set[str], bool]:

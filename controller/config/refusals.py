@@ -297,5 +297,5 @@ def _near_key(name: str, form: str) -> str:
     """Return which key is meant by an unknown one, in a form; empty if none is near."""
     from conf.schema.unknown_keys import unknown_key
 
-    found = re.search(r"(?:did you mean|renamed to) ([\w.]+)", unknown_key({}, name.split("."), None))
+    found = re.search(r"did you mean ([\w.]+)", unknown_key({}, name.split("."), None))
     return form.format(found[1]) if found else ""

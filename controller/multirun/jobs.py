@@ -126,11 +126,8 @@ def fetch_output(google: GoogleClient, bucket: str, run_id: str, folder: Path, m
             left_out = [member.name for member in tar if not _extract(tar, member, folder)]
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         return f"{object_url(bucket, name)} is damaged: {one_line(str(error))}"
-    return (
-        f"links, paths outside the folder and names that are taken were left out: {', '.join(left_out)}"
-        if left_out
-        else ""
-    )
+    said = "links, paths outside the folder and names that are taken were left out"
+    return f"{said}: {', '.join(left_out)}" if left_out else ""
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> bool:

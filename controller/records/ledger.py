@@ -194,18 +194,13 @@ class Ledger:
 
     def checkpoints(self) -> list[int]:
         """Return the steps of the run's checkpoints: the numbers of the folders `checkpoints/N`."""
-        where: dict[str, Any] = {"bucket": self.bucket, "prefix": f"{self.prefix}/checkpoints/", "delimiter": "/"}
-        found: list[int] = []
+        where = {"bucket": self.bucket, "prefix": f"{self.prefix}/checkpoints/", "delimiter": "/"}
+        folders: Iterator[Any] = self._google.list_all("storage", "objects.list", "prefixes", **where)
         try:
-            while True:
-                answer = self._google.call("storage", "objects.list", **where)
-                names = [prefix.rstrip("/").rpartition("/")[2] for prefix in answer.get("prefixes", ())]
-                found += [int(number[0]) for name in names if (number := re.findall(r"\d+", name))]
-                if not (token := answer.get("nextPageToken")):
-                    return found
-                where["pageToken"] = token
+            names = [folder.rstrip("/").rpartition("/")[2] for folder in folders]
         except NotFoundError:
             return []
+        return [int(number[0]) for name in names if (number := re.findall(r"\d+", name))]
 
     def checkpoint_time(self, step: int) -> float | None:
         """Return when the last object of a checkpoint was written, in seconds since the epoch; None if it is gone."""

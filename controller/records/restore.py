@@ -293,11 +293,10 @@ def _recorded_inputs(google: GoogleClient | None, document: RunRecord, run_id: s
         held[content.path] = content
         if google is None:
             continue
-        try:
-            google.call("storage", "objects.get", bucket=bucket, object=f"{content.prefix}/manifest.json")
-        except NotFoundError:
+        manifest = f"{content.prefix}/manifest.json"
+        if google.find("storage", "objects.get", bucket=bucket, object=manifest) is None:
             raise MissingInputsError(
                 f"--run {document['run']}: its {content.path} is missing from {object_url(bucket, content.prefix)}; "
                 "a run with the same overrides copies it again"
-            ) from None
+            )
     return RecordedInputs(run_id, run_yaml, held, document["requirements"])

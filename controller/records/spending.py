@@ -21,7 +21,7 @@ from controller.gcp.google_errors import NotFoundError
 from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.records.ledger import parse_record, read_objects
 from controller.resources.pod.node import Node
-from controller.resources.pod.provisioner import claim_name, end_name, limit_name, short_uid
+from controller.resources.pod.provisioner import pod_object, short_uid
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Spending:
         Both by the bucket's clock: that of a worker may be wrong.
         """
         word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
-        written = self._last_upload(end_name(life.pod, life.uid)) if word else 0.0
+        written = self._last_upload(pod_object("ends", life.pod, life.uid)) if word else 0.0
         ended = max(written or self._last_upload(f"runs/{self._run_id}/logs/"), life.began)
         return replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
 
@@ -282,7 +282,7 @@ class Spending:
 
     def _claim(self, node: Node, claim: dict[str, Any]) -> None:
         body = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.status.uid}
-        self._google.upload(self._bucket, claim_name(node.name, node.status.uid), dump(body).encode())
+        self._google.upload(self._bucket, pod_object("claims", node.name, node.status.uid), dump(body).encode())
 
 
 def write_ends(google: GoogleClient, bucket: str, run_id: str, lives: Sequence[PodLifetime]) -> None:
@@ -322,13 +322,13 @@ def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[st
 
     Raises UnreadableError if the claim is not what this Slipway writes.
     """
-    return _json(google, bucket, claim_name(pod, uid), "latest")
+    return _json(google, bucket, pod_object("claims", pod, uid), "latest")
 
 
 def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
     """Return {time, reason} if the watchdog deleted the pod, else an empty dict. The time is that of its worker."""
     try:
-        return _json(google, bucket, end_name(pod, uid), "reason")
+        return _json(google, bucket, pod_object("ends", pod, uid), "reason")
     except UnreadableError as error:
         return {"reason": f"the pod's watchdog ended it ({error})"}
 
@@ -338,14 +338,15 @@ def write_limit(google: GoogleClient, bucket: str, pod: Node, run_id: str, secon
     if seconds_left is None and read_limit(google, bucket, pod.name, pod.status.uid, run_id) is None:
         return
     text = dump({"run": run_id, "seconds_left": seconds_left})
-    google.upload(bucket, limit_name(pod.name, pod.status.uid), text.encode(), metadata={"limit": text})
+    google.upload(bucket, pod_object("limits", pod.name, pod.status.uid), text.encode(), metadata={"limit": text})
 
 
 def read_limit(google: GoogleClient, bucket: str, pod: str, uid: str, run_id: str) -> float | None:
     """Return the seconds until the watchdog ends the pod, negative if it should have; None if that is not on record."""
+    name = pod_object("limits", pod, uid)
     try:
-        answer, now = google.object_metadata(bucket, limit_name(pod, uid))
-        known = parse_record(answer.get("metadata", {}).get("limit", "").encode(), checked, limit_name(pod, uid))
+        answer, now = google.object_metadata(bucket, name)
+        known = parse_record(answer.get("metadata", {}).get("limit", "").encode(), checked, name)
     except (NotFoundError, UnreadableError):
         return None
     left = known.get("seconds_left")

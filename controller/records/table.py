@@ -51,6 +51,7 @@ NUMBERS = ("metrics.", "seconds", "created", "ended", "attempts", "usd", "pod_ho
 """Beginnings of the keys whose values are numbers."""
 FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters of a text that a spreadsheet evaluates as a formula."""
+GIT_KEYS = ("commit", "dirty")
 MACHINE_KEYS = ("devices", "python", "image_fingerprint", "runtime_version")
 RESULT_KEYS = ("state", "attempts", "seconds", "usd", "metrics")
 RecordDiff = dict[str, dict[str, tuple[Any, Any]]]
@@ -228,14 +229,15 @@ def _format_cell(key: str, value: Any) -> str:
 def diff_records(old: dict[str, Any], new: dict[str, Any]) -> RecordDiff:
     """Return the differing keys by section, each with both values, None if one run lacks the key.
 
-    Each record carries its row of the table of runs under `row`.
+    Each record carries its row of the table of runs under `row`. One that was written again after damage lacks what the
+    launch knew of worker 0.
     """
     sections = {
         "config": lambda d: flat(d["config"]),
-        "code": lambda d: {"sha256": d["code_sha256"], **_git(d)},
-        "packages": lambda d: _worker_0(d).get("packages", {}),
+        "code": lambda d: {"sha256": d["code_sha256"], **{key: d.get("git", {}).get(key) for key in GIT_KEYS}},
+        "packages": lambda d: d.get("worker_0", {}).get("packages", {}),
         "data": lambda d: {f"{asset['kind']} {asset['name']}": asset["identity"] for asset in d["assets"]},
-        "machine": lambda d: flat({key: _worker_0(d).get(key) for key in MACHINE_KEYS}) | {"slipway": d["slipway"]},
+        "machine": lambda d: flat({k: d.get("worker_0", {}).get(k) for k in MACHINE_KEYS}) | {"slipway": d["slipway"]},
         "price": lambda d: d.get("prices", {}),
         "result": lambda d: flat({key: d["row"].get(key) for key in RESULT_KEYS}),
     }
@@ -251,22 +253,8 @@ def format_diff(old: str, new: str, found: RecordDiff) -> list[str]:
     for section, keys in found.items():
         lines += ["", section]
         for key, (a, b) in sorted(keys.items()):
-            lines.append(f"  {key}: {_format_value(a)} -> {_format_value(b)}")
+            lines.append(f"  {key}: {'none' if a is None else a} -> {'none' if b is None else b}")
     return lines if found else [*lines, "", "no differences"]
-
-
-def _worker_0(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what the launch knew of worker 0; a record that was written again after damage lacks it."""
-    return document.get("worker_0", {})
-
-
-def _git(document: dict[str, Any]) -> dict[str, Any]:
-    git = document.get("git", {})
-    return {key: git.get(key) for key in ("commit", "dirty")}
-
-
-def _format_value(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def select_runs(

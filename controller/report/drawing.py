@@ -71,13 +71,9 @@ def serialize_page(root: Element) -> str:
 
 
 def _attribute_value(value: Any) -> str:
-    return (
-        ""
-        if value is True
-        else f"{value:.2f}".rstrip("0").rstrip(".")
-        if isinstance(value, float)
-        else printable_text(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return "" if value is True else printable_text(value)
 
 
 COLOURS, DASHES = 8, 3

@@ -25,12 +25,11 @@ from controller.report.drawing import (
     difference_cells,
     format_number,
     format_time,
-    line_chart,
     serialize_page,
 )
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
 from controller.report.scaling import Scaling, scaling_section
-from controller.report.sections import metrics_section, time_section, transcripts_section
+from controller.report.sections import add_charts, metrics_section, time_section, transcripts_section
 
 MAX_CHARTS, MAX_RESULTS, MAX_LEGEND, MAX_NAMES = 4, 5, 24, 40
 
@@ -40,11 +39,7 @@ def summary_section(section: Element, report: ReportModel) -> None:
     if rows := list(hypothesis_rows(report)):
         add_table(section, "What was asked and expected, and what was found", ["hypothesis", ""], rows)
     charts = add_child(section, "div", class_="charts")
-    for metric in overview_metrics(report):
-        if curves := report.curves(metric):
-            figure = add_child(charts, "figure")
-            add_child(figure, "figcaption", metric[1])
-            line_chart(figure, metric[1], curves, report.interrupted_steps(metric))
+    add_charts(charts, report, overview_metrics(report))
     if len(charts) and len(report.settings) > 1:
         legend = add_child(section, "ul", class_="legend")
         for i, setting in enumerate(report.settings[:MAX_LEGEND]):

@@ -67,12 +67,7 @@ def _add_groups(section: Element, report: ReportModel, metrics: Sequence[Metric]
         fold = add_child(section, "details", open=i == 0)
         count = plural(len(members), "metric")
         add_child(fold, "summary", f"{name}: {count}" if name else count)
-        charts = add_child(fold, "div", class_="charts" if len(members) > 2 else None)
-        for metric in members:
-            if curves := report.curves(metric):
-                figure = add_child(charts, "figure")
-                add_child(figure, "figcaption", metric[1])
-                line_chart(figure, metric[1], curves, report.interrupted_steps(metric))
+        add_charts(add_child(fold, "div", class_="charts" if len(members) > 2 else None), report, members)
         alone = len(report.runs) == 1
         rows: list[Row] = []
         for metric in members:
@@ -82,6 +77,15 @@ def _add_groups(section: Element, report: ReportModel, metrics: Sequence[Metric]
         head = ["metric", "#last value"] if alone else ["metric", "#mean", "#± std", "#seeds"]
         add_table(fold, f"{name or 'metrics'}, last value of each run", head, rows)
         _add_unfinished(fold, report, members)
+
+
+def add_charts(parent: Element, report: ReportModel, metrics: Sequence[Metric]) -> None:
+    """Add a small chart of each metric that has curves."""
+    for metric in metrics:
+        if curves := report.curves(metric):
+            figure = add_child(parent, "figure")
+            add_child(figure, "figcaption", metric[1])
+            line_chart(figure, metric[1], curves, report.interrupted_steps(metric))
 
 
 def _add_comparisons(section: Element, report: ReportModel, metrics: Sequence[Metric]) -> None:

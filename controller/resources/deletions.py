@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 
@@ -19,7 +19,7 @@ from controller.core.errors import CloudError
 from controller.core.json_documents import Document, FormatError
 from controller.gcp.answers import OPERATION_SECONDS, parse_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
-from controller.resources.pod.provisioner import SliceStatus, claim_name, state_text
+from controller.resources.pod.provisioner import SliceStatus, pod_object, state_text
 
 PROVISIONING_SECONDS = 1800.0
 """Wait for a request that Google does not delete because it is PROVISIONING: minutes as a rule, at times hours."""
@@ -48,8 +48,6 @@ class PendingDeletion(Document):
     `bucket` is that of the config that asked for the deletion: leases and claims of the pod are there. `provisioner`
     made the request. `claim`: generation of the claim of the run that had the pod then, if one had.
     """
-
-    KEYS: ClassVar = {}
 
     project: str
     zone: str
@@ -163,7 +161,7 @@ def claim_generation(context: Context, bucket: str, pod: str, uid: str) -> str:
     """Return the generation of the object that names the run of a slice; '' without one. It changes with each run."""
     if not bucket or not uid:
         return ""
-    found = context.google.find("storage", "objects.get", bucket=bucket, object=claim_name(pod, uid)) or {}
+    found = context.google.find("storage", "objects.get", bucket=bucket, object=pod_object("claims", pod, uid)) or {}
     return found.get("generation", "")
 
 

@@ -29,7 +29,7 @@ from controller.core.text import plural
 from controller.gcp.google_errors import GoogleError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.pod.node import Node
-from controller.resources.pod.provisioner import Endpoint, PodStatus, SliceStatus, end_name
+from controller.resources.pod.provisioner import Endpoint, PodStatus, SliceStatus, pod_object
 from controller.ssh.fleet import DiskFullError, Fleet, SshTarget, WorkerError, WorkersFailedError, failures
 
 
@@ -180,7 +180,7 @@ class Watchdog(WorkerResource):
             "idle_seconds": self.idle_seconds,
             "seconds_left": seconds_left,
             "bucket": self.bucket,
-            "note_object": end_name(node.name, node.status.uid),
+            "note_object": pod_object("ends", node.name, node.status.uid),
         }
         [answer] = require_answers(node.fleet(context).call_all(SET_WATCHDOG, payload, workers=[0]), self.title)
         if answer["allowed"] is False:

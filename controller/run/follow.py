@@ -295,13 +295,10 @@ class Follower:
         before, self._last_verdict = self._last_verdict, verdict
         if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
             return
-        if verdict.kind is not before.kind or verdict.kind is VerdictKind.RUNNING:
-            message = (
-                f"{verdict}; waiting"
-                if verdict.kind is not VerdictKind.RUNNING
-                else verdict.summary or "the run continues"
-            )
-            self.context.events.note(self.run_id, message)
+        if verdict.kind is VerdictKind.RUNNING:
+            self.context.events.note(self.run_id, verdict.summary or "the run continues")
+        elif verdict.kind is not before.kind:
+            self.context.events.note(self.run_id, f"{verdict}; waiting")
 
     def _drain_queue(self, streams: list[_Stream], steps: StepTracker) -> None:
         """Process what the workers have sent, or wait a moment if there is nothing."""

@@ -216,13 +216,7 @@ class PodQueue:
     def waiting_runs(self, but: str = "") -> list[str]:
         """Return the ids of the waiting runs, in order of arrival, without the run `but`."""
         found: list[tuple[float, str]] = []
-        try:
-            items = list(
-                self._google.list_all("storage", "objects.list", "items", bucket=self._bucket, prefix=self._prefix)
-            )
-        except NotFoundError:
-            return []
-        for item in items:
+        for item in self._google.objects(self._bucket, self._prefix):
             try:
                 facts, now = self._google.object_metadata(self._bucket, item["name"])
                 content = self._google.download(self._bucket, item["name"])

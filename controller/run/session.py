@@ -43,7 +43,7 @@ class Session:
         if not isinstance(node, Node) or not node.is_ready:
             return None
         with suppress(ForbiddenError):  # then the workers report it
-            self._access.authorize_key(self.context, node)  # another controller may have created the pod
+            self.plan.get(SshAccess).authorize_key(self.context, node)  # another controller may have created the pod
         return node.fleet(self.context)
 
     def authorized_fleet(self) -> Fleet:
@@ -51,7 +51,7 @@ class Session:
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
             raise ConfigError(f"pod {self.plan.node.name} is {describe(node)}; run `slipway up`")
-        self._access.authorize_key(self.context, node)
+        self.plan.get(SshAccess).authorize_key(self.context, node)
         return node.fleet(self.context)
 
     def require_pod(self) -> None:
@@ -61,10 +61,6 @@ class Session:
                 "cloud=here has no pod to delete or stop: `slipway cancel` ends the run, and what runs leave is in "
                 f"{self.plan.bucket}"
             )
-
-    @property
-    def _access(self) -> SshAccess:
-        return self.plan.get(SshAccess)
 
     def parse_worker(self, text: str | int) -> int:
         """Return the worker that `--worker` names. Raises ConfigError if no worker has that number."""

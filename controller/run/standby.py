@@ -4,7 +4,7 @@ Who stands by reports which controller acts, watches, and changes nothing. When 
 says so and takes over. `Handover` creates the bastion, ends a stale one, and releases the lease to it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from controller.gcp.google_errors import GoogleError
 from controller.lease import Lease
 from controller.lease_store import LeaseSnapshot
 from controller.plan.build import Plan
-from controller.reconcile import Absent, Resource, reconcile
+from controller.reconcile import Absent, among_themselves, reconcile
 from controller.records.ledger import Ledger, Result
 from controller.recovery.diagnosis import exit_codes
 from controller.resources.accounts import BastionRoles
@@ -263,7 +263,7 @@ class Handover:
         `document` returns what the bastion rebuilds the plan from; called once the bucket exists.
         """
         first = [r for r in self.plan.resources if not isinstance(r, Node | WorkerResource | Bastion | BastionRoles)]
-        reconcile(_without_outside_dependencies(first), self.context)
+        reconcile(among_themselves(first), self.context)
         before = self.lease.read()
         token = self.lease.ensure()
         if before is not None and before.record.driver == "bastion" and not before.record.released:
@@ -271,7 +271,7 @@ class Handover:
         self.ledger.write(HANDOVER, dump(document()))
         machine = replace(self.bastion, orders=dump(self._orders()))
         roles = [r for r in self.plan.resources if isinstance(r, BastionRoles)]
-        reconcile(_without_outside_dependencies([machine, *roles]), self.context)
+        reconcile(among_themselves([machine, *roles]), self.context)
         self.lease.release()
         self.lease.listen()  # nobody holds it while the bastion boots
         return token
@@ -319,9 +319,3 @@ class Handover:
             "iap": None if emulator is None else emulator.iap,
             "pace": self.context.poll_seconds,
         }
-
-
-def _without_outside_dependencies(resources: Sequence[Resource]) -> list[Resource]:
-    """Drop needs on resources outside the list: they exist already."""
-    ids = {r.id for r in resources}
-    return [replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in resources]

@@ -194,10 +194,8 @@ class Connection(AgentLink):
     def chunks(self, channel: Channel, seconds: float = math.inf) -> Iterator[bytes]:
         """Yield the data of a channel until the other side closes it. Raises WorkerError of kind timeout or dropped."""
         end = time.monotonic() + seconds
-        message, is_too_late = (
-            f"not finished after {seconds:g} s; it may still be running on the worker",
-            late_after(end),
-        )
+        message = f"not finished after {seconds:g} s; it may still be running on the worker"
+        is_too_late = late_after(end)
         while True:
             if is_too_late(time.monotonic()):
                 raise self._error("timeout", message)

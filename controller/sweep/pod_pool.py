@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from conf.schema.config import Config
 from controller.connect import open_context, project_of, require_project
@@ -32,7 +31,7 @@ from controller.run.driven_here import driven_here, end_starting, is_driven_here
 from controller.run.launch import stop
 from controller.run.options import RunOptions
 from controller.sweep.board import Board, BoardRow, BoardScreen, format_counts, live_board
-from controller.sweep.definition import JobBuilder, SweepDefinition, SweepJob, with_pod_number
+from controller.sweep.definition import JobBuilder, SearchSource, SweepDefinition, SweepJob, with_pod_number
 from controller.sweep.sweep_session import (
     SweepSession,
     delete_if_unused,
@@ -47,24 +46,11 @@ SHUTDOWN_SECONDS = 10.0
 """Time for the threads to release their pods after Ctrl-C; a worker may be slow to answer."""
 
 
-class JobSource(Protocol):
-    """Source of runs; threads call it one at a time."""
-
-    def next_job(self, pod: int) -> SweepJob | None:
-        """Return the next run, or None if there is none left for this pod."""
-        ...
-
-    def job_ended(self, job: SweepJob, result: Result | None) -> None:
-        """Record that a run has finished, or was given up (None)."""
-        ...
-
-    def should_prune(self, job: SweepJob, event: Event) -> bool:
-        """Handle one line of metrics; return whether to prune the run because others were better."""
-        ...
-
-
 class GridSource:
-    """Runs of a grid, in order; a run that a pod had when the last controller ended goes to that pod first."""
+    """Runs of a grid, in order; a run that a pod had when the last controller ended goes to that pod first.
+
+    Threads call it one at a time, as they do a `SearchSource`.
+    """
 
     def __init__(self, jobs: Iterable[SweepJob], held: dict[int, str]) -> None:
         left = {job.run_id: job for job in jobs}
@@ -72,12 +58,13 @@ class GridSource:
         self._remaining = deque(left.values())
 
     def next_job(self, pod: int) -> SweepJob | None:
+        """Return the next run, or None if there is none left for this pod."""
         if pod in self._assigned:
             return self._assigned.pop(pod)
         return self._remaining.popleft() if self._remaining else None
 
     def job_ended(self, job: SweepJob, result: Result | None) -> None:
-        pass
+        """Do nothing: a run that was given up (None) comes to no pod again."""
 
     def should_prune(self, job: SweepJob, event: Event) -> bool:
         return False
@@ -91,7 +78,7 @@ class PodPool:
     bucket: str
     lease: Lease
     """Lease of the sweep, which we hold; without it no further run is started."""
-    source: JobSource
+    source: GridSource | SearchSource
     builder: JobBuilder
     board: Board
     base_config: Config
@@ -308,7 +295,7 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
         sweep_id=session.definition.id,
         bucket=session.bucket,
         lease=lease,
-        source=_search_source(session, builder),
+        source=_source(session, builder),
         builder=builder,
         board=board,
         base_config=session.definition.base_config,
@@ -328,13 +315,11 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
         raise RunsFailedError("\n".join([head, *(f"  {run}: {why}" for run, why in pool.failed.items())]), pool.errors)
 
 
-def _search_source(session: SweepSession, builder: JobBuilder) -> JobSource:
+def _source(session: SweepSession, builder: JobBuilder) -> GridSource | SearchSource:
     """Return a source of the unfinished runs of the grid, or of the trials of a search."""
     definition, last_runs = session.definition, session.last_run_by_pod
     if definition.space is None or (search := definition.sweep.search) is None:
         return GridSource([job for job in definition.jobs if job.run_id not in session.finished_runs], last_runs)
-    from controller.sweep.definition import SearchSource
-
     journal = session.board_file.with_suffix(".journal")
     return SearchSource(search, definition.fixed_overrides, definition.space, builder, journal, last_runs)
 

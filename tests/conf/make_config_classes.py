@@ -23,6 +23,7 @@ CLASSES = {
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
     "qwen3_moe": "Qwen3MoeConfig",
+    "gpt_oss": "GptOssConfig",
     "gpt2": "GPT2Config",
     "mistral": "MistralConfig",
     "ministral": "MinistralConfig",

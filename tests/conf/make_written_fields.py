@@ -19,7 +19,7 @@ from typing import Any
 FILE = Path(__file__).with_name("written_fields.json")
 FAMILIES = {
     "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma3": "gemma3", "llama": "llama", "qwen2": "qwen2",
-    "qwen3": "qwen3", "qwen3_moe": "qwen3_moe", "gpt2": "gpt2",
+    "qwen3": "qwen3", "qwen3_moe": "qwen3_moe", "gpt_oss": "gpt_oss", "gpt2": "gpt2",
     **{kind: kind for kind in ("mistral", "ministral", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3")},
     **{kind: kind for kind in ("ministral3", "mistral3")},
     **{f"{kind}{part}": kind for kind in ("gemma4", "gemma4_unified") for part in ("_text", "")},

@@ -98,6 +98,8 @@ def test_every_field_that_is_read_changes_the_model(kind):
         others |= {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
         others |= {"global_head_dim": 64, "hidden_size_per_layer_input": 8, "num_global_key_value_heads": 2}
         given = {"attention_k_eq_v": True}
+    if kind == "gpt_oss":
+        others |= {"rope_parameters": YARN, "rope_scaling": YARN, "num_attention_heads": 32}
     if kind == "phi3":
         others["rope_scaling"] = LONGROPE
     if kind == "qwen3_5_text":
@@ -106,7 +108,8 @@ def test_every_field_that_is_read_changes_the_model(kind):
         if field.use != "read" or name in ("model_type", "architectures"):
             continue
         value = field.default
-        other = others.get(name, not value if isinstance(value, bool) else (value or 1) / 2)
+        another = (lambda value: not value) if isinstance(value, bool) else (lambda value: (value or 1) / 2)
+        other = others[name] if name in others else another(value)
         other = (
             int(other) if isinstance(other, float) and other == int(other) and not isinstance(value, float) else other
         )
@@ -274,6 +277,19 @@ def test_what_llama_cannot_be_is_named(fields, words):
         ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size of qwen3_moe: Input should be greater"),
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window: True is not supported: transformers 4 and 5"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size: 8 is not supported"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit: 5.0 is not supported: the decoder has this one"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha: 1.0 is not supported: the decoder has this one"),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "fp8"}},
+            "is not supported: only mxfp4 of experts is read",
+        ),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4", "x": 1}}, "only mxfp4 of experts is read"),
+        ("gpt_oss", {"rope_scaling": None}, "rope_type: 'default' is not supported: only yarn"),
+        ("gpt_oss", {"num_local_experts": 0}, "num_local_experts of gpt_oss: Input should be greater than or equal"),
+        ("gpt_oss", {"num_local_experts": 3}, "num_experts_per_tok: 4 is not supported: num_local_experts is 3"),
+        ("gpt_oss", {"num_experts": 8}, "num_experts: unknown to gpt_oss"),
+        ("qwen3_moe", {"quantization_config": {"quant_method": "mxfp4"}}, "quantized weights cannot be read"),
     ],
 )
 def test_what_a_family_cannot_be_is_named(kind, fields, words):
@@ -291,6 +307,22 @@ def test_a_head_of_a_model_with_experts_has_its_share_of_the_width_unless_the_fi
     """Transformers' class has no head_dim: its attention divides."""
     assert read("qwen3_moe").head_dim == 2048 // 32
     assert read("qwen3_moe", head_dim=128).head_dim == 128
+
+
+def test_gpt_oss_is_quantized_or_not_and_says_its_rotation_in_either_way():
+    """As GptOssConfig() of transformers 4 and 5; without attention_bias only the experts and the router have biases."""
+    found = read("gpt_oss")
+    assert found.rope_scaling is not None
+    assert (found.rope_scaling.kind, found.rope_scaling.truncate, found.rope_theta) == ("yarn", False, 150_000)
+    assert found.rope_scaling.attention_factor == pytest.approx(0.1 * math.log(32) + 1)
+    assert (found.attention_pattern, found.sliding_window, found.biases) == ("LG", 128, "all")
+    new = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+    assert read("gpt_oss", rope_parameters=new | {"rope_theta": 150_000}) == read("gpt_oss", rope_scaling=new) == found
+    longer = read("gpt_oss", rope_parameters=new | {"factor": 64.0}).rope_scaling
+    assert longer is not None
+    assert longer.factor == 64
+    assert read("gpt_oss", quantization_config={"quant_method": "mxfp4"}, experts_per_token=4) == found
+    assert read("gpt_oss", attention_bias=False).biases == "mlp"
 
 
 def test_what_published_files_of_other_families_say():

@@ -26,13 +26,14 @@ FUSED_BLOCKS = 4
 def choose_kernel(cfg: Model, backend: str) -> Kernel:
     """Return the kernel for a model on a backend: the one `model.attention` names, or the fastest that supports it.
 
-    cuDNN has no soft-capping and requires bfloat16; splash attention (Pallas, TPU only) supports everything.
+    cuDNN has no soft-capping, here no sinks, and requires bfloat16; splash (Pallas, TPU only) supports everything.
     """
     if cfg.attention != "auto":
         return cfg.attention
     if backend == "tpu":
         return "splash"
-    if backend in ("gpu", "cuda") and cfg.attn_logit_softcap is None and cfg.activation_dtype == "bfloat16":
+    is_plain = cfg.attn_logit_softcap is None and not cfg.attention_sinks
+    if backend in ("gpu", "cuda") and is_plain and cfg.activation_dtype == "bfloat16":
         return "cudnn"
     return "plain"
 
@@ -42,20 +43,41 @@ def soft_cap(logits: jax.Array, cap: float | None) -> jax.Array:
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
+def attention_weights(logits: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """Return the softmax of the last axis of [B, kv_heads, n, S]; n: the query heads of a key head, or each for T.
+
+    sinks: [heads], logits of what each head may attend to without getting anything, or None.
+    """
+    if sinks is None:
+        return jax.nn.softmax(logits, axis=-1)
+    kv_heads, rows = logits.shape[1:3]
+    own = sinks.astype(logits.dtype).reshape(kv_heads, -1)
+    own = jnp.repeat(own, rows // own.shape[1], axis=1)[None, :, :, None]
+    highest = lax.stop_gradient(jnp.maximum(logits.max(axis=-1, keepdims=True), own))
+    weights = jnp.exp(logits - highest)
+    return weights / (weights.sum(axis=-1, keepdims=True) + jnp.exp(own - highest))
+
+
 def self_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None, window: int | None, cfg: Model
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: jax.Array | None,
+    window: int | None,
+    cfg: Model,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Compute causal self-attention over whole sequences.
 
     query: [B, T, heads, head_dim], already scaled; key, value: [B, T, kv_heads, head_dim]. Each key head serves heads /
     kv_heads neighbouring query heads. segments: [B, T]; tokens attend only within their own segment; None means one
-    document. window: how many tokens a token attends to, itself included; None means no limit. Returns [B, T, heads,
-    head_dim].
+    document. window: how many tokens a token attends to, itself included; None means no limit. sinks: see
+    `attention_weights`. Returns [B, T, heads, head_dim].
     """
     match choose_kernel(cfg, jax.default_backend()):
         case "splash":
-            return run_per_device(partial(splash_attention, window=window, cfg=cfg), query, key, value, segments)
-        case "cudnn" if segments is None:
+            return run_per_device(partial(splash_attention, window=window, cfg=cfg), query, key, value, segments, sinks)
+        case "cudnn" if segments is None and sinks is None:
             left = query.shape[1] if window is None else window - 1
             return jax.nn.dot_product_attention(
                 query, key, value, is_causal=True, scale=1.0, local_window_size=(left, 0), implementation="cudnn"
@@ -65,11 +87,16 @@ def self_attention(
             mask = in_window((index[:, None] - index[None, :])[None], window)
             if segments is not None:
                 mask = mask & (segments[:, :, None] == segments[:, None, :])
-            return masked_attention(query, key, value, mask, cfg.attn_logit_softcap)
+            return masked_attention(query, key, value, mask, cfg.attn_logit_softcap, sinks)
 
 
 def masked_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, cap: float | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    cap: float | None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Compute softmax attention with plain einsums, in float32 between the two products. This is the reference.
 
@@ -86,7 +113,7 @@ def masked_attention(
     logits = jnp.einsum("bkth,bksh->bkts", grouped, key, preferred_element_type=jnp.float32)
     seen = jnp.tile(mask, (1, shared, 1))[:, None]
     logits = jnp.where(seen, soft_cap(logits, cap), jnp.finfo(jnp.float32).min)
-    mixed = jnp.einsum("bkts,bksh->bkth", jax.nn.softmax(logits, axis=-1).astype(value.dtype), value)
+    mixed = jnp.einsum("bkts,bksh->bkth", attention_weights(logits, sinks).astype(value.dtype), value)
     mixed = mixed.reshape(batch, kv_heads, shared, length, head_dim).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(query.shape)
 
@@ -97,15 +124,22 @@ def in_window(distance: jax.Array, window: int | None) -> jax.Array:
 
 
 def run_per_device(
-    attention: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None
+    attention: Callable[..., jax.Array],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: jax.Array | None,
+    *sinks: jax.Array | None,
 ) -> jax.Array:
     """Run a kernel that the partitioner cannot split; each device computes its own rows and heads independently."""
     if meshes.context_mesh() is None:
-        return attention(query, key, value, segments)
+        return attention(query, key, value, segments, *sinks)
     rows = meshes.partition_spec("batch", None)
     by_head, by_kv_head = (meshes.partition_spec("batch", None, axis, None) for axis in ("heads", "kv_heads"))
-    specs = (by_head, by_kv_head, by_kv_head, None if segments is None else rows)
-    return jax.shard_map(attention, in_specs=specs, out_specs=by_head, check_vma=False)(query, key, value, segments)
+    given = (query, key, value, segments, *sinks)
+    each = (by_head, by_kv_head, by_kv_head, rows, *(meshes.partition_spec("heads") for _ in sinks))
+    specs = tuple(None if x is None else spec for x, spec in zip(given, each, strict=True))
+    return jax.shard_map(attention, in_specs=specs, out_specs=by_head, check_vma=False)(*given)
 
 
 def splash_attention(
@@ -113,6 +147,7 @@ def splash_attention(
     key: jax.Array,
     value: jax.Array,
     segments: jax.Array | None,
+    sinks: jax.Array | None = None,
     *,
     window: int | None,
     cfg: Model,
@@ -156,6 +191,7 @@ def splash_attention(
     if segments is not None:
         segments = jnp.pad(segments, ((0, 0), (0, padded - length)), constant_values=-1)
         ids = kernels.SegmentIds(segments, segments)
-    out = jax.vmap(run, in_axes=(0, 0, 0, None if ids is None else 0))(ready(query), ready(key), ready(value), ids)
+    of_rows = (ready(query), ready(key), ready(value), ids)
+    out = jax.vmap(lambda *row: run(*row, sinks=sinks), in_axes=(0, 0, 0, None if ids is None else 0))(*of_rows)
     assert isinstance(out, jax.Array)
     return lax.slice_in_dim(out.swapaxes(1, 2)[..., :head_dim], 0, length, axis=1)

@@ -62,8 +62,8 @@ shards are gathered for each chunk, forward and backward: on v6e that takes long
 """
 
 
-AttentionFn = Callable[[jax.Array, jax.Array, jax.Array, int | None], jax.Array]
-"""Maps (query, key, value, window) to the attention output, [B, T, heads, head_dim]."""
+AttentionFn = Callable[[jax.Array, jax.Array, jax.Array, int | None, jax.Array | None], jax.Array]
+"""Maps (query, key, value, window, sinks) to the attention output, [B, T, heads, head_dim]."""
 
 
 def forward(
@@ -117,9 +117,9 @@ def _forward(
             measured: list[experts.Load] | None = None if counted is None else []
             used: list[KeysAndValues] = []
 
-            def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
+            def attend(query: jax.Array, key: jax.Array, value: jax.Array, *how: Any) -> jax.Array:
                 used.append((key, value))
-                return attention(query, key, value, window)
+                return attention(query, key, value, *how)
 
             x = decoder_layer(
                 x, first, weights, cfg, positions, kind, attend, recurrence=recurrence,
@@ -205,7 +205,7 @@ def causal_attention(segments: jax.Array | None, cfg: Model) -> AttentionFn:
     """Return the attention of whole rows; see `forward`."""
     if cfg.attention_form == "maha" and segments is not None:
         raise RunFileError("model.attention_form: maha needs one document per row, so not data.packing=documents")
-    return lambda query, key, value, window: self_attention(query, key, value, segments, window, cfg)
+    return lambda query, key, value, window, sinks: self_attention(query, key, value, segments, window, cfg, sinks)
 
 
 def apply_layers(layers: Params, cfg: Model, state: Any, layer: Callable[[int, Any, Params], Any]) -> Any:
@@ -301,7 +301,7 @@ def decoder_layer(
     def one_scale(x: jax.Array, own: Params, positions: jax.Array, value: jax.Array | None = None) -> jax.Array:
         query, key, projected = _project_qkv(x, own, cfg, positions, kind, shared)
         window = cfg.sliding_window if kind.is_local else None
-        mixed = attention(query, key, projected if value is None else value, window)
+        mixed = attention(query, key, projected if value is None else value, window, own.get("sink_logits"))
         if cfg.attention_gate:
             mixed = mixed * jax.nn.sigmoid(checkpoint_name(project(x, own, "query_gate", cfg), "attention"))
         return checkpoint_name(project(mixed.reshape(*mixed.shape[:2], -1), own, "output", cfg), "output")

@@ -120,6 +120,8 @@ def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]
     yield "output", Weight((cfg.num_heads, cfg.head_dim, cfg.dim), ("heads", "head_dim", "embed"), inits.output)
     if cfg.biases in ("attention", "all"):
         yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)
+    if cfg.attention_sinks:
+        yield "sink_logits", Weight((cfg.num_heads,), ("heads",), zeros)
     if cfg.qk_norm != "none":
         whole = cfg.qk_norm == "whole"
         for name, axis, heads in (("query", "heads", cfg.num_heads), ("key", "kv_heads", cfg.num_kv_heads)):
@@ -131,19 +133,18 @@ def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]
 def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     if cfg.pre_norms:
         yield from _norm_weights(cfg, "mlp_norm")
-    gated = cfg.mlp in ("geglu", "swiglu")
     if cfg.experts is not None:
-        yield from experts.weight_entries(cfg, inits.by_dim, inits.down)
+        matrices = dict(experts.weight_entries(cfg, inits.by_dim, inits.down))
     else:
-        if gated:
-            yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
-        yield "up", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
-        yield "down", Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
+        into = Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
+        matrices = ({"gate": into} if cfg.is_gated else {}) | {"up": into}
+        matrices["down"] = Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
+    yield from matrices.items()
     if cfg.biases in ("mlp", "all"):
-        if gated:
-            yield "gate_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
-        yield "up_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
-        yield "down_bias", Weight((cfg.dim,), ("embed",), zeros)
+        for name, matrix in matrices.items():  # one number per output, of each expert's too
+            kept = slice(None, None, 2) if name.startswith("expert_") else slice(-1, None)
+            axes = (None,) if name == "router" else matrix.axes[kept]  # the router's is one vector of a layer
+            yield f"{name}_bias", Weight(matrix.shape[kept], axes, zeros)
     if cfg.post_norms:
         yield from _norm_weights(cfg, "post_mlp_norm")
 

@@ -17,10 +17,12 @@ from jax.nn.initializers import Initializer
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
+from trainer.models.layers import gated
 from trainer.models.weights import Params, Weight
 
 MATRICES = {"expert_gate": ("embed", "hidden"), "expert_up": ("embed", "hidden"), "expert_down": ("hidden", "embed")}
 """Logical axes of one expert's matrices, [inputs, outputs]."""
+INNER_BIASES = ("expert_gate_bias", "expert_up_bias")
 BY_GROUP = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 """The sum over the rows of each group."""
 
@@ -51,9 +53,12 @@ def weight_entries(cfg: Model, by_dim: Initializer, down: Initializer) -> Iterat
 
 
 def uses_per_token(cfg: Model) -> dict[str, float]:
-    """Return how often a token multiplies with all matrices of a name: the share of the experts that it takes."""
+    """Return how often a token multiplies with all matrices of a name: the share of the experts that it takes.
+
+    Biases are added.
+    """
     share = 1.0 if cfg.experts is None else cfg.experts.per_token / cfg.experts.count
-    return dict.fromkeys(MATRICES, share)
+    return dict.fromkeys(MATRICES, share) | dict.fromkeys((f"{name}_bias" for name in MATRICES), 0.0)
 
 
 def feed_forward(
@@ -65,35 +70,42 @@ def feed_forward(
     """
     assert cfg.experts is not None, "the caller has experts"
     rows = x.reshape(-1, x.shape[-1])
-    probabilities = _probabilities(rows, weights["router"])
+    probabilities = _probabilities(rows, *(weights[name] for name in ("router", "router_bias") if name in weights))
     # recomputed for the backward pass, near ties could fall otherwise
     chosen = checkpoint_name(lax.top_k(lax.stop_gradient(probabilities), cfg.experts.per_token)[1], "route")
     shares = jnp.take_along_axis(probabilities, chosen, axis=-1)
     if cfg.experts.norm_topk_prob:
         shares = shares / shares.sum(axis=-1, keepdims=True)
     matrices = [weights[name] for name in MATRICES]
+    has_biases = "expert_gate_bias" in weights
+    biases = [weights[name] for name in INNER_BIASES] if has_biases else []
     if meshes.context_mesh() is None:
-        out = _computed(rows, chosen, shares, *matrices, cfg=cfg)
+        out = _computed(rows, chosen, shares, *matrices, *biases, cfg=cfg)
     else:
         extra = meshes.padding("batch", len(rows))
         given = [jnp.pad(part, ((0, extra), (0, 0))) for part in (rows, chosen, shares)]
         by_row = meshes.partition_spec("batch", None)
         specs = [meshes.partition_spec("experts", *axes) for axes in MATRICES.values()]
+        specs += [meshes.partition_spec("experts", "hidden") for _ in biases]
         per_device = jax.shard_map(
             partial(_computed, cfg=cfg, is_split=True),
             in_specs=(by_row, by_row, by_row, *specs),
             out_specs=by_row,
             check_vma=False,
         )
-        out = per_device(*given, *matrices)[: len(rows)]
+        out = per_device(*given, *matrices, *biases)[: len(rows)]
+    if has_biases:
+        of_experts = (shares[..., None] * jax.nn.one_hot(chosen, cfg.experts.count)).sum(axis=1)
+        added = jnp.matmul(of_experts, weights["expert_down_bias"], precision=lax.Precision.HIGHEST)
+        out = (out.astype(jnp.float32) + added).astype(out.dtype)
     load = None if counted is None else _load(probabilities, chosen, counted.reshape(-1))
     return checkpoint_name(out.reshape(x.shape), "output"), load
 
 
-def _probabilities(rows: jax.Array, router: jax.Array) -> jax.Array:
+def _probabilities(rows: jax.Array, router: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Return each token's probabilities of the experts, [N, experts]: all in float32, which decides near ties."""
     logits = jnp.matmul(rows.astype(jnp.float32), router.astype(jnp.float32), precision=lax.Precision.HIGHEST)
-    return jax.nn.softmax(logits, axis=-1)
+    return jax.nn.softmax(logits if bias is None else logits + bias, axis=-1)
 
 
 def _load(probabilities: jax.Array, chosen: jax.Array, counted: jax.Array) -> Load:
@@ -113,12 +125,13 @@ def _computed(
     gate: jax.Array,
     up: jax.Array,
     down: jax.Array,
-    *,
+    *biases: jax.Array,
     cfg: Model,
     is_split: bool = False,
 ) -> jax.Array:
     """Return what the experts add for rows [N, D], from their choices and the shares of these [N, per_token].
 
+    biases: of gate and up, if they have some; that of down is left to the caller.
     is_split: the matrices are one device's parts of those of a mesh.
     """
     per_token, count = chosen.shape[1], gate.shape[0]
@@ -135,16 +148,43 @@ def _computed(
     def product(x: jax.Array, weight: jax.Array, gathered: int) -> jax.Array:
         return _grouped_product(x, weight, sizes, gathered if is_split else None)
 
-    gated, straight = (checkpoint_name(product(taken, weight, 1), "product") for weight in (gate, up))
-    act = jax.nn.silu if cfg.mlp == "swiglu" else partial(jax.nn.gelu, approximate=True)
+    first = [product(taken, weight, 1) for weight in (gate, up)]
+    if biases:
+        of_row = chosen.reshape(-1)[order]
+        first = [_plus_bias(x, bias, of_row) for x, bias in zip(first, biases, strict=True)]
+    gate_out, up_out = (checkpoint_name(x, "product") for x in first)
     # shared out before the last product: after it, the gradient of the shares would need what that gives
     share = _permuted(shares.reshape(-1, 1), order, places)
-    inner = (act(gated) * straight * share).astype(rows.dtype)
+    inner = (gated(gate_out, up_out, cfg) * share).astype(rows.dtype)
     out = _permuted(product(inner, down, 2), places, order)
     mixed = out.reshape(-1, per_token, out.shape[-1]).astype(jnp.float32).sum(axis=1).astype(rows.dtype)
     if parts > 1:
         mixed = lax.psum_scatter(mixed, "expert", tiled=True)
     return lax.psum(mixed, "tensor") if is_split else mixed
+
+
+@jax.custom_vjp
+def _plus_bias(x: jax.Array, bias: jax.Array, of_row: jax.Array) -> jax.Array:
+    """Add each row's bias, of [groups, O], to [N, O]; the bias's gradient is a product, in float32, and no scatter."""
+    return (x.astype(jnp.float32) + bias[of_row]).astype(x.dtype)
+
+
+def _plus_bias_forward(
+    x: jax.Array, bias: jax.Array, of_row: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _plus_bias(x, bias, of_row), (bias, of_row)
+
+
+def _plus_bias_backward(saved: tuple[jax.Array, jax.Array], change: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    bias, of_row = saved
+    members = jax.nn.one_hot(of_row, len(bias), dtype=change.dtype)
+    of_bias = jnp.einsum(
+        "ng,no->go", members, change, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+    return change, of_bias, None
+
+
+_plus_bias.defvjp(_plus_bias_forward, _plus_bias_backward)
 
 
 @jax.custom_vjp

@@ -14,6 +14,9 @@ from conf.schema.training.model import Model, RopeScaling
 from trainer.distributed.mesh import constrain
 from trainer.models.weights import Params
 
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of clamped_swiglu: with that factor the sigmoid is about GELU's; what is larger than the limit is cut off."""
+
 
 def map_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array) -> Any:
     """Call `function` on chunks of at most `size` positions of arrays [B, T, ...].
@@ -288,6 +291,16 @@ def apply_rope(
     return jnp.concatenate([*parts, rest] if rest.shape[-1] else parts, axis=-1)
 
 
+def gated(gate: jax.Array, up: jax.Array, cfg: Model) -> jax.Array:
+    """Return the input of the last product of a gated feed-forward block, from the outputs of the first ones."""
+    if cfg.mlp == "geglu":
+        return jax.nn.gelu(gate, approximate=True) * up
+    if cfg.mlp == "swiglu":
+        return jax.nn.silu(gate) * up
+    gate = jnp.minimum(gate, SWIGLU_LIMIT)
+    return gate * jax.nn.sigmoid(SWIGLU_ALPHA * gate) * (1 + jnp.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT))
+
+
 def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
     """Apply the feed-forward block to [B, T, D]; shape and dtype are preserved."""
 
@@ -296,13 +309,8 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
         return constrain(checkpoint_name(out, "product"), "batch", None, "hidden")
 
     up = wide("up")
-    match cfg.mlp:
-        case "geglu":
-            inner = jax.nn.gelu(wide("gate"), approximate=True) * up
-        case "swiglu":
-            inner = jax.nn.silu(wide("gate")) * up
-        case "gelu":
-            inner = jax.nn.gelu(up, approximate=True)
-        case "relu2":
-            inner = jnp.square(jax.nn.relu(up))
+    if cfg.is_gated:
+        inner = gated(wide("gate"), up, cfg)
+    else:
+        inner = jax.nn.gelu(up, approximate=True) if cfg.mlp == "gelu" else jnp.square(jax.nn.relu(up))
     return checkpoint_name(project(inner, weights, "down", cfg), "output")

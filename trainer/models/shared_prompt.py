@@ -78,7 +78,9 @@ def _shared_prompt_attention(cfg: Model, group: PromptGroup, begins: jax.Array) 
     columns = jnp.arange(prompt + response)
     is_token = columns >= begins
 
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
+    def attend(
+        query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, sinks: jax.Array | None
+    ) -> jax.Array:
         seen = in_window((columns[:, None] - columns[None, :])[None], window) & is_token[:, None]
 
         def whole(x: jax.Array) -> jax.Array:
@@ -90,9 +92,9 @@ def _shared_prompt_attention(cfg: Model, group: PromptGroup, begins: jax.Array) 
             return x[:, prompt:].reshape(-1, response, *x.shape[2:])
 
         asked, known, said = (x[:, :prompt] for x in (query, key, value))
-        before = masked_attention(asked, known, said, seen[:, :prompt, :prompt], cfg.attn_logit_softcap)
+        before = masked_attention(asked, known, said, seen[:, :prompt, :prompt], cfg.attn_logit_softcap, sinks)
         own = jnp.repeat(seen[:, prompt:], samples, axis=0)
-        mixed = masked_attention(each(query), whole(key), whole(value), own, cfg.attn_logit_softcap)
+        mixed = masked_attention(each(query), whole(key), whole(value), own, cfg.attn_logit_softcap, sinks)
         return jnp.concatenate([before, mixed.reshape(len(query), -1, *query.shape[2:])], axis=1)
 
     return attend

@@ -10,16 +10,14 @@ from typing import Any
 from conf.config_json import (
     ARCHITECTURES,
     BY_LAYER_TYPE,
-    DELTA_NET,
     FAMILIES,
     LAYER_TYPES,
     MULTIPLIERS,
-    OTHER_TYPES,
     UnknownArchitectureError,
 )
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
-from conf.hugging_face_fields import FIELDS
+from conf.hugging_face_fields import DELTA_NET, FIELDS, OTHER_TYPES
 from conf.hugging_face_rotation import ANY_ROTATION, ROTATIONS
 from conf.schema.training.model import Model, family_switches
 
@@ -59,6 +57,7 @@ KEYS_BY_FAMILY = {
     "qwen2": ROTARY_KEYS | WINDOW_KEYS,
     "qwen3": ROTARY_KEYS | WINDOW_KEYS,
     "qwen3_moe": ROTARY_KEYS | {"experts"},
+    "gpt_oss": ROTARY_KEYS | WINDOW_KEYS | {"experts"},
     "gpt2": {"biases"},
     "mistral": ROTARY_KEYS | WINDOW_KEYS,
     "ministral": ROTARY_KEYS | WINDOW_KEYS,
@@ -83,6 +82,7 @@ BIASES_BY_FAMILY = {
     "qwen2": ("qkv",),
     **dict.fromkeys(("qwen3", "qwen3_moe"), ("none", "attention")),
     "gpt2": ("all",),
+    "gpt_oss": ("mlp", "all"),
     "smollm3": ("none", "attention", "mlp", "all"),
     "granite": ("none", "attention", "mlp", "all"),
     **dict.fromkeys(("gemma", "olmo2", "olmo3", "gemma4"), ("none", "attention")),
@@ -119,6 +119,8 @@ def family_of(cfg: Model) -> str | None:
         if not re.fullmatch(PATTERNS.get(name, "[LG]+"), cfg.attention_pattern):
             continue
         if ("experts" in said) != (cfg.experts is not None):
+            continue
+        if name == "gpt_oss" and not getattr(cfg.experts, "norm_topk_prob", False):
             continue
         if "rope_local_theta" in said and cfg.rope_local_theta is None:
             continue  # transformers would use its default
@@ -164,11 +166,13 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
             written["rope_parameters"] = written.pop("rope_scaling") | {"rope_theta": written.pop("rope_theta")}
         else:
             written["rope_scaling"].pop("llama_4_scaling_beta", None)  # 0
-    if cfg.biases in ("attention", "all"):
-        written["attention_bias"] = True
-    if cfg.biases in ("mlp", "all"):
+    if cfg.biases in ("attention", "all") or kind == "gpt_oss":
+        written["attention_bias"] = cfg.biases != "mlp"
+    if cfg.biases in ("mlp", "all") and "mlp_bias" in known:
         written["mlp_bias"] = True
-    if cfg.experts is not None:
+    if kind == "gpt_oss" and cfg.experts is not None:
+        written |= {"num_local_experts": cfg.experts.count, "num_experts_per_tok": cfg.experts.per_token}
+    elif cfg.experts is not None:
         written |= {
             "moe_intermediate_size": cfg.mlp_dim, "num_experts": cfg.experts.count,
             "num_experts_per_tok": cfg.experts.per_token, "norm_topk_prob": cfg.experts.norm_topk_prob,

@@ -22,7 +22,14 @@ from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_tensors import TensorMapping, packed_experts, tensor_mappings, tensors_without_use
+from trainer.pretrained import mxfp4
+from trainer.pretrained.hf_tensors import (
+    TensorMapping,
+    packed_experts,
+    quantized_names,
+    tensor_mappings,
+    tensors_without_use,
+)
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -50,7 +57,9 @@ READ_DTYPES = ("F64", "F32", "F16", "BF16")
 SHARD_BYTES = 2 << 30
 """Maximum size of written files; writing needs this memory beside the largest weight of all layers."""
 COPY_BYTES = 1 << 20
-SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8"}
+SAFETENSORS_TYPES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8", "uint8": "U8",
+}  # fmt: skip
 
 
 class PretrainedError(RunFileError):
@@ -86,7 +95,8 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
     separate = {name for name in wanted if packed and ".experts." in name}
     wanted |= packed
     places = {name: place for tensor in dict.fromkeys(wanted.values()) for name, place in tensor.places(cfg).items()}
-    names, table, params = frozenset({*wanted, HEAD}), weight_table(cfg), {}
+    quantized = {f"{name}{part}" for name in quantized_names(cfg) for part in mxfp4.PARTS}
+    names, table, params = frozenset({*wanted, HEAD, *quantized}), weight_table(cfg), {}
     useless = tensors_without_use(cfg)
     head: np.ndarray | None = None
 
@@ -97,7 +107,7 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
             return False
         raise PretrainedError(f"{folder}: the tensor {name} is of no part of the model that config.json describes")
 
-    for name, array in iter_tensors(folder, is_read):
+    for name, array in _dequantized(folder, iter_tensors(folder, is_read)):
         known = _decoder_name(name, names)
         if known == HEAD and cfg.tie_word_embeddings and head is None:
             head = array
@@ -120,6 +130,25 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
     if missing := sorted(wanted.keys() - unused):
         raise PretrainedError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
     return params
+
+
+def _dequantized(folder: epath.Path, tensors: Iterator[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors, those of two parts as one under their common name."""
+    waiting: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in tensors:
+        part = next((part for part in mxfp4.PARTS if name.endswith(part)), "")
+        whole = name.removesuffix(part)
+        parts = waiting.setdefault(whole, {}) | {part: array}
+        waiting[whole] = parts
+        if part and len(parts) < len(mxfp4.PARTS):
+            continue
+        del waiting[whole]
+        try:
+            yield whole, mxfp4.dequantized(*(parts[part] for part in mxfp4.PARTS)) if part else array
+        except ValueError as error:
+            raise PretrainedError(f"{folder}: {whole}: {error}") from None
+    if waiting:
+        raise PretrainedError(f"{folder}: {min(waiting)} has only one of {' and '.join(mxfp4.PARTS)}")
 
 
 def _decoder_name(name: str, names: Collection[str]) -> str | None:
@@ -249,7 +278,8 @@ def iter_file(file: epath.Path, is_read: Callable[[str], bool] = lambda _: True)
                 for key in shard.keys():  # noqa: SIM118 - it is no dict
                     if not is_read(key):
                         continue
-                    if (dtype := shard.get_slice(key).get_dtype()) not in READ_DTYPES:
+                    dtype = shard.get_slice(key).get_dtype()
+                    if dtype not in READ_DTYPES and not (dtype == "U8" and key.endswith(mxfp4.PARTS)):
                         raise PretrainedError(f"{file}: {key} has type {dtype}: {UNQUANTIZED}")
                     yield key, shard.get_tensor(key)
         except SafetensorError as error:

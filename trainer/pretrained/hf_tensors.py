@@ -125,8 +125,10 @@ def _layer_tensors(cfg: Model, family: str) -> Iterator[TensorMapping]:
         yield _copied(f"{layer}self_attn.o_proj.bias", "output_bias")
     if cfg.delta_net is not None:
         yield from _delta_tensors(cfg.delta_net, f"{layer}linear_attn.")
+    if cfg.attention_sinks:
+        yield _copied(f"{layer}self_attn.sinks", "sink_logits")
     if cfg.experts is not None:
-        yield from _expert_tensors(layer)
+        yield from (_gpt_oss_experts if family == "gpt_oss" else _expert_tensors)(layer)
         return
     for name in ("gate", "up", "down"):
         yield _turned(f"{layer}mlp.{name}_proj.weight", name)
@@ -173,12 +175,35 @@ def _expert_tensors(layer: str) -> Iterator[TensorMapping]:
         yield TensorMapping(theirs, (f"expert_{name}",), lambda x: (x.T,), lambda x: x.T)
 
 
+def _gpt_oss_experts(layer: str) -> Iterator[TensorMapping]:
+    """Yield the tensors of gpt-oss: of all experts together, [experts, inputs, outputs], gate and up alternating."""
+
+    def split(x: np.ndarray) -> Arrays:
+        return x[..., ::2], x[..., 1::2]
+
+    def joined(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        return np.stack([gate, up], axis=-1).reshape(*gate.shape[:-1], -1)
+
+    yield _turned(f"{layer}mlp.router.weight", "router")
+    yield _copied(f"{layer}mlp.router.bias", "router_bias")
+    for suffix in ("", "_bias"):
+        ours = (f"expert_gate{suffix}", f"expert_up{suffix}")
+        yield TensorMapping(f"{layer}mlp.experts.gate_up_proj{suffix}", ours, split, joined)
+        yield _copied(f"{layer}mlp.experts.down_proj{suffix}", f"expert_down{suffix}")
+
+
+def quantized_names(cfg: Model) -> set[str]:
+    """Return the names of weights that a checkpoint may have as two tensors of MXFP4: gpt-oss's matrices of experts."""
+    tensors = tensor_mappings(cfg) if family_of(cfg) == "gpt_oss" else ()
+    return {name for tensor in tensors for name in tensor.places(cfg) if name.endswith((".gate_up_proj", ".down_proj"))}
+
+
 def packed_experts(cfg: Model) -> tuple[TensorMapping, ...]:
     """Return the tensors of all experts of a layer, as transformers 5 computes with them, and writes if it is told to.
 
     gate_up_proj is [experts, gate's outputs and then up's, dim].
     """
-    if cfg.experts is None:
+    if cfg.experts is None or family_of(cfg) == "gpt_oss":
         return ()
 
     def split(x: np.ndarray) -> Arrays:

@@ -18,7 +18,7 @@ from jax import lax
 from conf.schema.training.layer_kinds import layer_kind, layer_kinds, sized
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
-from trainer.models.attention import soft_cap
+from trainer.models.attention import attention_weights, soft_cap
 from trainer.models.delta_net import Memory, empty_memory
 
 CACHE_AXES = ("batch", "kv_heads", None, None)
@@ -159,12 +159,17 @@ def written(
 
 
 def cached_attention(
-    query: jax.Array, rings: tuple[jax.Array, jax.Array], positions: jax.Array, step: jax.Array, cfg: Model
+    query: jax.Array,
+    rings: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    step: jax.Array,
+    cfg: Model,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attend from each row's newest token to a ring buffer, which has that token.
 
-    query: [slots, 1, heads, head_dim], scaled; positions: int32 [slots], of the newest tokens. Returns [slots, 1,
-    heads, head_dim].
+    query: [slots, 1, heads, head_dim], scaled; positions: int32 [slots], of the newest tokens; sinks: see
+    `attention_weights`. Returns [slots, 1, heads, head_dim].
     """
     slots, _, heads, head_dim = query.shape
     axes = places_axes()
@@ -176,5 +181,5 @@ def cached_attention(
     product = "bkgh,bksh->bkgs" if axes[0] == 2 else "bkgh,bkhs->bkgs"
     logits = jnp.einsum(product, grouped, keys, preferred_element_type=jnp.float32)
     logits = jnp.where(seen[:, None, None], soft_cap(logits, cfg.attn_logit_softcap), jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
+    weights = attention_weights(logits, sinks).astype(values.dtype)
     return jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(query.shape)

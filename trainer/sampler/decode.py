@@ -120,6 +120,7 @@ def prefill(cfg: Model, drawn_from: Distribution, copy: Params, tokens: jax.Arra
             key: jax.Array,
             value: jax.Array,
             window: int | None,
+            sinks: jax.Array | None,
             i: int = i,
             own: bool = not kind.shares,
         ) -> jax.Array:
@@ -127,7 +128,7 @@ def prefill(cfg: Model, drawn_from: Distribution, copy: Params, tokens: jax.Arra
                 used[i] = key, value
                 keys.append(jnp.moveaxis(key, 1, axes[0]))
                 values.append(jnp.moveaxis(value, 1, axes[1]))
-            return attention.self_attention(query, key, value, None, window, cfg)
+            return attention.self_attention(query, key, value, None, window, cfg, sinks)
 
         shared = used[source_layer(cfg, i)] if kind.shares else None
         x = decoder.decoder_layer(
@@ -270,11 +271,17 @@ def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tu
         kind, source = layer_kind(cfg, i), source_layer(cfg, i)
 
         def attend(
-            query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i, source: int = source
+            query: jax.Array,
+            key: jax.Array,
+            value: jax.Array,
+            window: int | None,
+            sinks: jax.Array | None,
+            i: int = i,
+            source: int = source,
         ) -> jax.Array:
             if source == i:
                 rings[i] = caches.written(rings[i], key, value, slots.step)
-            return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg)
+            return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg, sinks)
 
         def recall(inputs: delta_net.Inputs, kernels: tuple[jax.Array, ...], i: int = i) -> jax.Array:
             out, memories[i] = delta_net.run(inputs, kernels, memories[i])

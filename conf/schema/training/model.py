@@ -148,8 +148,11 @@ class Model(Strict):
         default=False, description="Multiply what a head attends to by the sigmoid of a projection of its own."
     )
     delta_net: DeltaNet | None = Field(default=None, description="Sizes of the layers D of attention_pattern.")
+    attention_sinks: bool = Field(default=False, description="Each head has a learned logit to attend to nothing.")
     layer_scalars: bool = Field(default=False, description="Multiply each layer's output by a constant of its weights.")
-    mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="Feed-forward block; the -glu ones are gated.")
+    mlp: Literal["geglu", "swiglu", "clamped_swiglu", "gelu", "relu2"] = Field(
+        description="Feed-forward block; the -glu ones are gated. clamped_swiglu: of gpt-oss."
+    )
     experts: Experts | None = Field(default=None, description="Experts in all layers. null: one feed-forward block.")
     router_aux_loss_coef: float = Field(
         default=0.0,
@@ -158,7 +161,8 @@ class Model(Strict):
         "(https://arxiv.org/abs/2101.03961), over the tokens that the devices compute together. 0: none.",
     )
     biases: Literal["none", "qkv", "attention", "mlp", "all"] = Field(
-        description="Projections with a bias. attention: qkv and the output projection. mlp: the feed-forward block's."
+        description="Projections with a bias. attention: qkv and the output projection. mlp: the feed-forward "
+        "block's, or the experts' and their router's."
     )
     position_embedding: Literal["rope", "learned"] = Field(description="Position embedding.")
     max_seq_len: int = Field(
@@ -285,11 +289,13 @@ class Model(Strict):
             raise ValueError(f"residual mhc_lite has streams! permutations: hyper.streams ({self.hyper.streams}) > 5")
         if self.attention_form == "maha":
             wanted = {"biases": "none", "attention_pattern": "G", "num_kv_heads": self.dim / self.head_dim}
+            if self.attention_sinks:
+                raise ValueError("attention_form maha needs attention_sinks false")
             for key, value in wanted.items():
                 if getattr(self, key) != value:
                     raise ValueError(f"attention_form maha needs {key} {value:{'' if isinstance(value, str) else 'g'}}")
         if self.experts is not None:
-            allowed = {"mlp": ("swiglu", "geglu"), "biases": ("none", "qkv", "attention"), "implementation": (None,)}
+            allowed = {"mlp": ("swiglu", "geglu", "clamped_swiglu"), "implementation": (None,)}
             for key, values in allowed.items():
                 if (value := getattr(self, key)) not in values:
                     raise ValueError(f"experts: {key} {value} is not supported, only {', '.join(map(str, values))}")
@@ -308,6 +314,11 @@ class Model(Strict):
         if scaling is None or scaling.kind != "longrope":
             return self.max_seq_len
         return min(self.max_seq_len, scaling.original_max_position_embeddings)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward block has a gate."""
+        return self.mlp.endswith("glu")
 
     @property
     def rotated_dim(self) -> int:

@@ -179,37 +179,34 @@ class _OptimizerBase(Strict):
         return self.model_copy(update={"lr": lr, "schedule": schedule, "param_groups": groups})
 
 
-class Adamw(_OptimizerBase):
-    """AdamW (https://arxiv.org/abs/1711.05101)."""
-
-    kind: Literal["adamw"]
+class _OfAdamwGroups(_OptimizerBase):
     param_groups: tuple[AdamwParamGroup, ...] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
         description=GROUPS
     )
+
+
+class Adamw(_OfAdamwGroups):
+    """AdamW (https://arxiv.org/abs/1711.05101)."""
+
+    kind: Literal["adamw"]
     b1: Decay = Field(description="Decay of the first moment per update.")
     b2: Decay = Field(description="Decay of the second moment per update.")
     eps: float = Field(gt=0, lt=1, description="Added to the root of the second moment.")
     update_clip: float | None = Field(gt=0, description="Maximum root mean square of a weight's step. null: no limit.")
 
 
-class AdamAtan2(_OptimizerBase):
+class AdamAtan2(_OfAdamwGroups):
     """Adam with atan2 in place of the division, so that there is no eps (https://arxiv.org/abs/2407.05872)."""
 
     kind: Literal["adam_atan2"]
-    param_groups: tuple[AdamwParamGroup, ...] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
-        description=GROUPS
-    )
     b1: Decay = Field(description="Decay of the first moment per update.")
     b2: Decay = Field(description="Decay of the second moment per update.")
 
 
-class Lion(_OptimizerBase):
+class Lion(_OfAdamwGroups):
     """Lion (https://arxiv.org/abs/2302.06675): the sign of an interpolated momentum."""
 
     kind: Literal["lion"]
-    param_groups: tuple[AdamwParamGroup, ...] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
-        description=GROUPS
-    )
     b1: Decay = Field(description="Share of the momentum in the step.")
     b2: Decay = Field(description="Decay of the momentum per update.")
 

@@ -7,7 +7,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from conf.formats import format_problem
-from conf.schema.base import Strict, successors
+from conf.schema.base import Strict, key_path
 from conf.schema.training.data import Data
 from conf.schema.training.loop import GrpoLoop, Loop
 from conf.schema.training.model import AnyModel, Model
@@ -94,26 +94,14 @@ def load(path: Path) -> RunFile:
     try:
         return RunFile.model_validate(raw)
     except ValidationError as error:
-        problems = [f"  {(key := _dotted_key(raw, e))}: {_parse_message(key, e)}" for e in error.errors()]
+        problems = [f"  {(key := '.'.join(key_path(raw, e)))}: {_parse_message(key, e)}" for e in error.errors()]
         raise RunFileError("\n".join([f"{path}: {len(problems)} invalid keys", *problems])) from None
-
-
-def _dotted_key(raw: Any, error: Any) -> str:
-    """Return the dotted key without the tags that pydantic adds for members of a union."""
-    parts, last = [], len(error["loc"]) - 1
-    for i, part in enumerate(error["loc"]):
-        present = part in raw if isinstance(raw, dict) else isinstance(raw, list) and isinstance(part, int)
-        if present or (i == last and error["type"] == "missing"):
-            parts.append(str(part))
-            raw = raw[part] if present else None  # pyright: ignore[reportCallIssue, reportArgumentType]
-    return ".".join(parts)
 
 
 def _parse_message(key: str, error: Any) -> str:
     if error["type"] == "missing":
         return "missing"
     if error["type"] == "extra_forbidden":
-        renamed = ", ".join(successors(key.split("."), error["input"]))
-        return f"unknown key{f'; renamed to {renamed}' if renamed else ''}"
+        return "unknown key"
     message = error["msg"].removeprefix("Value error, ")
     return message if isinstance(error["input"], dict) else f"{message} (got {error['input']!r})"

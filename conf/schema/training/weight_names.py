@@ -35,9 +35,9 @@ def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
 
 def adapted_matrices(cfg: Model) -> dict[str, str]:
     """Return the matrices that may have an adapter, by their path."""
-    gated, blocks = cfg.mlp in ("geglu", "swiglu"), ("gate", "up", "down")
-    names = [name for name in INPUT_AXES if name not in blocks or (cfg.experts is None and (name != "gate" or gated))]
-    names = [name for name in names if name != "query_gate" or cfg.attention_gate]
+    blocks = ("gate", "up", "down") if cfg.experts is not None else () if cfg.is_gated else ("gate",)
+    absent = blocks if cfg.attention_gate else (*blocks, "query_gate")
+    names = [name for name in INPUT_AXES if name not in absent]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
     stacks = (stack for name in names for stack in stack_names(cfg, name))
     return {f"layers.{stack}": stack for stack in stacks} | outside
@@ -87,6 +87,8 @@ def _of_attention(cfg: Model) -> Iterator[str]:
             yield f"{name}_bias"
     if cfg.attention_gate:
         yield "query_gate"
+    if cfg.attention_sinks:
+        yield "sink_logits"
     if cfg.qk_norm != "none":
         yield from (*_of_norm(cfg, "query_norm"), *_of_norm(cfg, "key_norm"))
     if cfg.post_norms:
@@ -109,7 +111,7 @@ def _of_maha(cfg: Model) -> Iterator[str]:
 
 
 def _of_mlp(cfg: Model) -> Iterator[str]:
-    matrices = ("gate", "up", "down") if cfg.mlp in ("geglu", "swiglu") else ("up", "down")
+    matrices = ("gate", "up", "down") if cfg.is_gated else ("up", "down")
     matrices = matrices if cfg.experts is None else ("router", "expert_gate", "expert_up", "expert_down")
     yield from _of_norm(cfg, "mlp_norm") if cfg.pre_norms else ()
     yield from matrices

@@ -266,14 +266,7 @@ def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str]
             raise AgentError(f"run {holder['run_id']} is using the devices")
         python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
         printed = run_tool([python, "-c", DEVICE_SCRIPT], timeout=timeout_seconds, env=program_env(venv, env or {}))
-        facts = json.loads(printed.splitlines()[-1])
-        found: Devices = {
-            "boot_id": boot,
-            "backend": facts["backend"],
-            "local_devices": facts["local_devices"],
-            "devices": facts["devices"],
-            "kind": facts["kind"],
-        }
+        found: Any = {"boot_id": boot, **json.loads(printed.splitlines()[-1])}
         write_json(path, found)
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 
@@ -23,7 +23,7 @@ from controller.core.json_documents import DamagedRecordError, Document, FormatE
 from controller.core.this_process import iso_timestamp
 from controller.gcp.google_errors import GoogleError, NotFoundError
 from controller.resources.pod.planes import all_planes
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, short_uid
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, pod_object, short_uid
 from controller.resources.pod.refusals import Refusal
 
 PREFIX = "capacity/"
@@ -54,8 +54,6 @@ class CapacityEntry(Document):
         ended: '' while the slice exists; `preempted`, or `deleted` by Slipway, as `surplus` if it was never used.
         ended_time: when Slipway deleted it or what the preemption left of it; seconds since the epoch.
     """
-
-    KEYS: ClassVar = {}
 
     id: str
     time: float
@@ -143,7 +141,7 @@ def record_end(context: Context, name: str, status: SliceStatus, why: str = "del
 
 def record_echo(context: Context, pod: str, uid: str, shown: Mapping[str, Any]) -> None:
     """Record the settings that Google shows otherwise than they were requested. Raises GoogleError."""
-    context.google.upload(context.bucket, _echo_name(pod, uid), dump({"shown": dict(shown)}).encode())
+    context.google.upload(context.bucket, pod_object("echoes", pod, uid), dump({"shown": dict(shown)}).encode())
 
 
 def recorded_echo(context: Context, pod: str, status: SliceStatus) -> dict[str, Any]:
@@ -153,7 +151,7 @@ def recorded_echo(context: Context, pod: str, status: SliceStatus) -> dict[str, 
     """
     if not context.bucket:
         return {}
-    name = _echo_name(pod, status.uid)
+    name = pod_object("echoes", pod, status.uid)
     try:
         found = load(context.google.download(context.bucket, name), f"gs://{context.bucket}/{name}")
         if problem := type_problem(found.get("shown"), dict, "shown"):
@@ -285,10 +283,6 @@ def _request_id(name: str, asked: float) -> str:
 
 def _slice_id(name: str, status: SliceStatus) -> str:
     return f"{_stamp(status.created)}-{name}-{short_uid(status.uid)}"
-
-
-def _echo_name(pod: str, uid: str) -> str:
-    return f"pods/{pod}/echoes/{short_uid(uid)}.json"
 
 
 def _stamp(seconds: float) -> str:

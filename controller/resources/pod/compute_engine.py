@@ -240,15 +240,6 @@ LEFTOVERS = MappingProxyType({
 """Collections by kind."""
 Item = dict[str, Any]
 
-CHECKS = ComputeEngineChecks()
-ADVICE = PlaneAdvice(
-    role="roles/compute.instanceAdmin.v1",
-    types="gcloud compute machine-types list --zones=ZONE --filter='name~^ct OR name~^tpu'",
-    images=f"gcloud compute images list --project={IMAGE_PROJECT}",
-    more={"quota": "the quota of the TPU API does not count here"},
-    wishes=instance_bodies.WISHES,
-)
-
 
 class ComputeEngine:
     """Implements `Plane`."""
@@ -257,8 +248,14 @@ class ComputeEngine:
     queues: ClassVar[frozenset[ProvisionerName]] = frozenset({MIG})
     account_roles: ClassVar[tuple[str, ...]] = ("roles/compute.instanceAdmin.v1",)
     methods: ClassVar[PlaneMethods] = METHODS
-    checks: ClassVar[PlaneChecks] = CHECKS
-    advice: ClassVar[PlaneAdvice] = ADVICE
+    checks: ClassVar[PlaneChecks] = ComputeEngineChecks()
+    advice: ClassVar[PlaneAdvice] = PlaneAdvice(
+        role="roles/compute.instanceAdmin.v1",
+        types="gcloud compute machine-types list --zones=ZONE --filter='name~^ct OR name~^tpu'",
+        images=f"gcloud compute images list --project={IMAGE_PROJECT}",
+        more={"quota": "the quota of the TPU API does not count here"},
+        wishes=instance_bodies.WISHES,
+    )
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "compute.instanceGroupManagers.delete" if provisioner == MIG else "compute.instances.delete"

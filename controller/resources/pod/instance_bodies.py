@@ -12,15 +12,7 @@ from conf.schema.config import Config
 from conf.strict_json import dumps
 from controller.context import Context
 from controller.gcp.answers import LABEL, MARK, TAG
-from controller.resources.pod.provisioner import (
-    STARTUP_SCRIPT,
-    Place,
-    SliceSpec,
-    data_disk_name,
-    mount_part,
-    startup_script,
-    switch_part,
-)
+from controller.resources.pod.provisioner import Place, SliceSpec, data_disk_name, node_metadata
 
 MAX_RUN_MARGIN_SECONDS = 600.0
 """By how much Google's own limit on a pod's life exceeds the budget, so that the controller ends the run first."""
@@ -182,7 +174,9 @@ def vm_properties(context: Context, name: str, spec: SliceSpec, place: Place) ->
         "diskSizeGb": str(vm_spec(spec).boot_disk_gb),
         "diskType": spec.data_disk_kind,
     }
-    metadata = _metadata(context, name, spec, place)
+    metadata = node_metadata(context, spec, deletions(context, name, place.zone))
+    # the VMs publish their SSH host keys in the guest attributes
+    metadata |= {"enable-guest-attributes": "TRUE", IMAGE_KEY: spec.runtime_version}
     properties: Body = {
         "machineType": vm_spec(spec).machine_type,
         "labels": dict(LABEL),
@@ -205,23 +199,6 @@ def vm_properties(context: Context, name: str, spec: SliceSpec, place: Place) ->
             "values": [spec.reservation or ""],
         }
     return properties
-
-
-def _metadata(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, str]:
-    """Return the VMs' metadata; with guest attributes on, since the VMs publish their SSH host keys there."""
-    found = {
-        "ssh-keys": "\n".join([context.ssh_login.key_line(), *context.extra_ssh_keys]),
-        "enable-guest-attributes": "TRUE",
-        IMAGE_KEY: spec.runtime_version,
-    }
-    parts: list[str] = []
-    if spec.data_disk_gb is not None:
-        parts.append(mount_part(spec.data_disk_gb))
-    if spec.heartbeat_timeout_seconds is not None:
-        parts.append(switch_part(spec.heartbeat_timeout_seconds, deletions(context, name, place.zone)))
-    if parts:
-        found[STARTUP_SCRIPT] = startup_script(*parts)
-    return found
 
 
 def scheduling(spec: VmSpec, capacity: str) -> Body:

@@ -12,13 +12,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from conf.schema.config import Config
 from conf.schema.topology import tpu_type_table
 from controller.context import Context
 from controller.gcp.answers import LABEL, delete_when_ready, is_labelled, wait_compute
-from controller.gcp.google_errors import ExistsError, NotFoundError
+from controller.gcp.google_errors import ExistsError
 from controller.reconcile import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources import dead_mans_switch
 
@@ -49,6 +49,15 @@ def switch_part(limit_seconds: float, deletions: Sequence[str]) -> str:
     source = Path(dead_mans_switch.__file__).read_text()
     arguments = shlex.join([f"{limit_seconds:.10g}", *deletions])
     return _SWITCH_PART.format(source=source, arguments=arguments)
+
+
+def node_metadata(context: Context, spec: "SliceSpec", deletions: Sequence[str]) -> dict[str, str]:
+    """Return the metadata of a slice on any plane: our SSH keys, and the script that mounts its disk and ends it."""
+    found = {"ssh-keys": "\n".join([context.ssh_login.key_line(), *context.extra_ssh_keys])}
+    parts = [] if spec.data_disk_gb is None else [mount_part(spec.data_disk_gb)]
+    if spec.heartbeat_timeout_seconds is not None:
+        parts.append(switch_part(spec.heartbeat_timeout_seconds, deletions))
+    return found | ({STARTUP_SCRIPT: startup_script(*parts)} if parts else {})
 
 
 MOUNT_POINT = "/mnt/data"
@@ -89,13 +98,8 @@ class DataDisk(Resource):
     """Where it may be."""
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
-        for zone in self.zones:
-            try:
-                if is_labelled(context.google.call("compute", "disks.get", **_path(context, self.name, zone))):
-                    return self
-            except NotFoundError:
-                continue
-        return Absent()
+        found = (context.google.find("compute", "disks.get", **_path(context, self.name, zone)) for zone in self.zones)
+        return self if any(disk is not None and is_labelled(disk) for disk in found) else Absent()
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Do nothing: no plan contains it."""
@@ -122,11 +126,8 @@ def request_disk(context: Context, name: str, zone: str, gigabytes: int, kind: s
 def delete_disk(context: Context, name: str, zone: str) -> None:
     """Delete the disk if it is ours; no error when there is none."""
     where = _path(context, name, zone)
-    try:
-        found = context.google.call("compute", "disks.get", **where)
-    except NotFoundError:
-        return
-    if is_labelled(found):
+    found = context.google.find("compute", "disks.get", **where)
+    if found is not None and is_labelled(found):
         delete_when_ready(
             context, lambda: wait_compute(context, context.google.call("compute", "disks.delete", **where))
         )
@@ -381,16 +382,9 @@ def short_uid(uid: str) -> str:
     return hashlib.sha256(uid.encode()).hexdigest()[:12]
 
 
-def claim_name(pod: str, uid: str) -> str:
-    """Return the name of the object that records which runs had a pod."""
-    return f"pods/{pod}/claims/{short_uid(uid)}.json"
+def pod_object(kind: Literal["claims", "limits", "ends", "echoes"], pod: str, uid: str) -> str:
+    """Return the name of the object that records which runs had a pod, or of another kind.
 
-
-def limit_name(pod: str, uid: str) -> str:
-    """Return the name of the object that says when the pod's watchdog ends it."""
-    return f"pods/{pod}/limits/{short_uid(uid)}.json"
-
-
-def end_name(pod: str, uid: str) -> str:
-    """Return the name of the object in which a pod's watchdog records why it deleted the pod."""
-    return f"pods/{pod}/ends/{short_uid(uid)}.json"
+    These are when its watchdog ends it, why that did, and what Google shows otherwise than it was requested.
+    """
+    return f"pods/{pod}/{kind}/{short_uid(uid)}.json"

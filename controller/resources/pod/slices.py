@@ -15,7 +15,7 @@ from controller.resources.deletions import DeletionPendingError, deletions_here
 from controller.resources.pod.capacity_log import SURPLUS, record_end
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of
-from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus, claim_name, state_text
+from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus, pod_object, state_text
 
 REQUESTED_FIELDS = frozenset(
     {"accelerator_type", "capacity", "machine_type", "network", "runtime_version", "subnetwork"}
@@ -119,7 +119,7 @@ class Slices:
 
     def _has_had_run(self, context: Context, status: SliceStatus) -> bool:
         """Return whether a run has claimed a slice."""
-        where = {"bucket": context.bucket, "object": claim_name(self.name, status.uid)}
+        where = {"bucket": context.bucket, "object": pod_object("claims", self.name, status.uid)}
         return bool(context.bucket) and context.google.find("storage", "objects.get", **where) is not None
 
     @property

@@ -253,30 +253,6 @@ def _limits_at(limits: Limits, metric: str, zone: str, capacity: str) -> list[Li
 
 
 NODES = "tpu projects.locations.nodes."
-METHODS = PlaneMethods(
-    check=(
-        f"{NODES}list",
-        "tpu projects.locations.queuedResources.list",
-        "tpu projects.locations.acceleratorTypes.list",
-        "tpu projects.locations.runtimeVersions.list",
-    ),
-    observe=(f"{NODES}get", f"{NODES}getGuestAttributes", "tpu projects.locations.operations.get"),
-    own=(f"{NODES}create", f"{NODES}delete"),
-    change=(f"{NODES}patch", f"{NODES}start", f"{NODES}stop"),
-    add_key=(f"{NODES}patch",),
-)
-
-CHECKS = TpuApiChecks()
-ADVICE = PlaneAdvice(
-    role="roles/tpu.admin",
-    types="gcloud compute tpus accelerator-types list --zone=ZONE",
-    images="gcloud compute tpus tpu-vm versions list --zone=ZONE",
-    more={
-        "quota": "dead queued resources count too",
-        "propagating": "for the TPU Service Agent, run `gcloud beta services identity create "
-        "--service=tpu.googleapis.com`",
-    },
-)
 
 
 class TpuApi:
@@ -285,9 +261,29 @@ class TpuApi:
     title: ClassVar[str] = "the TPU API"
     queues: ClassVar[frozenset[ProvisionerName]] = frozenset({"queued"})
     account_roles: ClassVar[tuple[str, ...]] = ()
-    methods: ClassVar[PlaneMethods] = METHODS
-    checks: ClassVar[PlaneChecks] = CHECKS
-    advice: ClassVar[PlaneAdvice] = ADVICE
+    methods: ClassVar[PlaneMethods] = PlaneMethods(
+        check=(
+            f"{NODES}list",
+            "tpu projects.locations.queuedResources.list",
+            "tpu projects.locations.acceleratorTypes.list",
+            "tpu projects.locations.runtimeVersions.list",
+        ),
+        observe=(f"{NODES}get", f"{NODES}getGuestAttributes", "tpu projects.locations.operations.get"),
+        own=(f"{NODES}create", f"{NODES}delete"),
+        change=(f"{NODES}patch", f"{NODES}start", f"{NODES}stop"),
+        add_key=(f"{NODES}patch",),
+    )
+    checks: ClassVar[PlaneChecks] = TpuApiChecks()
+    advice: ClassVar[PlaneAdvice] = PlaneAdvice(
+        role="roles/tpu.admin",
+        types="gcloud compute tpus accelerator-types list --zone=ZONE",
+        images="gcloud compute tpus tpu-vm versions list --zone=ZONE",
+        more={
+            "quota": "dead queued resources count too",
+            "propagating": "for the TPU Service Agent, run `gcloud beta services identity create "
+            "--service=tpu.googleapis.com`",
+        },
+    )
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "tpu.nodes.delete"

@@ -24,7 +24,6 @@ from controller.gcp.answers import (
 from controller.gcp.google_errors import GoogleError
 from controller.resources.deletions import delete_slice
 from controller.resources.pod.provisioner import (
-    STARTUP_SCRIPT,
     WAITING_STATES,
     Endpoint,
     IsAnswered,
@@ -34,9 +33,7 @@ from controller.resources.pod.provisioner import (
     SliceStatus,
     Symptom,
     data_disk_name,
-    mount_part,
-    startup_script,
-    switch_part,
+    node_metadata,
 )
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -111,13 +108,11 @@ def node_path(context: Context, name: str, zone: str) -> str:
 
 def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
-    metadata = {"ssh-keys": "\n".join([context.ssh_login.key_line(), *context.extra_ssh_keys])}
-    parts: list[str] = []
     node: dict[str, Any] = {
         "acceleratorType": spec.accelerator_type,
         "runtimeVersion": spec.runtime_version,
         "labels": {**LABEL, TIER_LABEL: place.capacity},
-        "metadata": metadata,
+        "metadata": node_metadata(context, spec, deletions(context, name, place.zone)),
         "networkConfig": {
             "enableExternalIps": spec.external_ip,
             "network": f"projects/{context.project}/global/networks/{spec.network}",
@@ -130,11 +125,6 @@ def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dic
     if spec.data_disk_gb is not None:
         disk = f"projects/{context.project}/zones/{place.zone}/disks/{data_disk_name(name)}"
         node["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_WRITE"}]
-        parts.append(mount_part(spec.data_disk_gb))
-    if spec.heartbeat_timeout_seconds is not None:
-        parts.append(switch_part(spec.heartbeat_timeout_seconds, deletions(context, name, place.zone)))
-    if parts:
-        metadata[STARTUP_SCRIPT] = startup_script(*parts)
     return node
 
 

@@ -24,7 +24,7 @@ from controller.records import index
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result, record_cancellations
 from controller.records.spending import Account, PodLifetime, Spending, close_billing, read_limit, write_limit
 from controller.recovery.responses import Incident
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name, end_name, limit_name
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, pod_object
 from controller.run.options import RunOptions
 from tests.controller.conftest import SlipwayCli
 from tests.controller.inputs.wheels import git, git_repository
@@ -156,7 +156,7 @@ def test_the_limit_of_a_pod_is_told_by_the_clock_of_the_bucket(
     for seconds in (None, "soon"):
         write_limit(google, str(tmp_path), node, "r-1", cast(Any, seconds))
         assert left("r-1") is None
-    google.upload(str(tmp_path), limit_name("pod", "uid-9"), b"", metadata={"limit": "{"})
+    google.upload(str(tmp_path), pod_object("limits", "pod", "uid-9"), b"", metadata={"limit": "{"})
     assert left("r-1") is None
     assert read_limit(google, str(tmp_path), "pod", "uid-7", "r-1") is None
 
@@ -167,7 +167,7 @@ def test_a_pod_that_deleted_itself_is_billed_until_its_note_was_written(said: st
     account = spending(tmp_path)
     began, written = account._clock.now() - 7200.0, account._clock.now() - 3600.0
     account._write(PodLifetime("uid-9", "pod", "v6e-1", "us-east5-b", "spot", 2.0, began))
-    note = tmp_path / end_name("pod", "uid-9")
+    note = tmp_path / pod_object("ends", "pod", "uid-9")
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(f'{{"format": 1, {said}, "reason": "idle"}}')
     os.utime(note, (written, written))
@@ -178,7 +178,7 @@ def test_a_pod_that_deleted_itself_is_billed_until_its_note_was_written(said: st
 
 @pytest.mark.parametrize("text", ["{", '{"format": 1}', '{"format": 1, "latest": 3}'])
 def test_a_pod_whose_claim_is_damaged_can_be_deleted_all_the_same(tmp_path: Path, text: str) -> None:
-    claim = tmp_path / claim_name("pod", "uid-9")
+    claim = tmp_path / pod_object("claims", "pod", "uid-9")
     claim.parent.mkdir(parents=True)
     claim.write_text(text)
     said: list[str] = []

@@ -25,7 +25,7 @@ def handover(monkeypatch: pytest.MonkeyPatch, ours: Lease, clock: ManualClock, m
     bastion = SimpleNamespace(title="bastion b", observe=lambda context, observed: machine, serial_output=lambda _: "")
     monkeypatch.setattr(standby, "reconcile", lambda resources, context: {})
     monkeypatch.setattr(standby, "replace", lambda bastion, orders: bastion)
-    monkeypatch.setattr(standby, "_without_outside_dependencies", lambda resources: resources)
+    monkeypatch.setattr(standby, "among_themselves", lambda resources: resources)
     monkeypatch.setattr(Handover, "_orders", lambda self: {})
     plan: Any = SimpleNamespace(resources=[], run_id="run-1", get={Bastion: bastion}.__getitem__)
     ledger: Any = SimpleNamespace(write=lambda name, text: None, read=lambda name: b"its log")

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -84,22 +85,27 @@ SIZES = (
 )
 
 
-@pytest.mark.parametrize("name", ["phi4_mini", "gemma4_e2b", "qwen3_30b_a3b", *wide(*SIZES, "gemma1_2b")])
+@pytest.mark.parametrize(
+    "name", ["phi4_mini", "gemma4_e2b", "qwen3_30b_a3b", "gpt_oss_20b", *wide(*SIZES, "gemma1_2b")]
+)
 def test_operations_of_an_update_of_a_newer_family_are_those_of_its_matrices(lm_run, name):
     """Six per weight and token, of logits eight, since those are computed again, and of attention twelve per pair."""
     rows, length = 8, 256
     loop = lm_run["loop"] | {"total_batch_tokens": rows * length, "seq_len": length, "micro_batch_size": None}
-    raw = lm_run | {"model": load_group(f"model/{name}") | {"remat": "none"}, "loop": loop}
+    raw = lm_run | {"model": load_group(f"model/{name}") | {"remat": "none", "sliding_window": length}, "loop": loop}
     experiment, mesh = RunFile.model_validate(raw), make_mesh(2, 4, 1)
     model = experiment.decoder
     layers, uses = weights.weight_table(model)["layers"], experts.uses_per_token(model)
     matrices = sum(
         math.prod(w.shape) * uses.get(name, 1)
         for name, w in layers.items()
-        if w.axes[1:] != ("embed",) and "norm" not in name and "vocab" not in w.axes
+        if w.axes[1:] != ("embed",) and not re.search("norm|_bias|_logits", name) and "vocab" not in w.axes
     )
     expected = (6 * matrices + 8 * model.vocab_size * model.dim) * rows * length
     expected += 12 * attended_entries(model, length) * rows * length
+    if model.experts is not None and model.biases == "all":  # of experts, by products too
+        inner, outer = 4 * model.experts.per_token * model.mlp_dim, 6 * model.dim
+        expected += (inner + outer) * model.experts.count * model.num_layers * rows * length
     assert memory.count_flops("update", experiment, mesh) == pytest.approx(expected, rel=1e-5)
     grpo = RunFile.model_validate(raw | {"data": load_group("data/arithmetic"), "loop": load_group("loop/grpo")})
     assert {program.name for program in programs(grpo, mesh)} >= {"update", "prefill", "decode", "resident"}

@@ -26,11 +26,17 @@ def rows_of(length: int) -> jax.Array:
     return jnp.stack([(index > 9).astype(int) + (index > length // 2), (index > length - 20).astype(int)])
 
 
-def plain(query, key, value, segments, window, cfg):
-    return attention.self_attention(query, key, value, segments, window, cfg.model_copy(update={"attention": "plain"}))
+def plain(query, key, value, segments, window, cfg, sinks=None):
+    cfg = cfg.model_copy(update={"attention": "plain"})
+    return attention.self_attention(query, key, value, segments, window, cfg, sinks)
 
 
-def written_out(query, key, value, segments, window, cap):
+def sinks_of(cfg: Model) -> jax.Array:
+    """One head attends to nothing mostly, another hardly."""
+    return jnp.linspace(-4, 6, cfg.num_heads)
+
+
+def written_out(query, key, value, segments, window, cap, sinks=None):
     """One token and one head at a time, in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     out = np.zeros_like(query)
@@ -40,45 +46,60 @@ def written_out(query, key, value, segments, window, cap):
         seen = [s for s in range(first, at + 1) if segments is None or segments[row, s] == segments[row, at]]
         logits = key[row, seen, kv_head] @ query[row, at, head]
         logits = logits if cap is None else cap * np.tanh(logits / cap)
+        logits = logits if sinks is None else np.append(logits, sinks[head])
         weights = np.exp(logits - logits.max())
-        out[row, at, head] = weights / weights.sum() @ value[row, seen, kv_head]
+        seen += [] if sinks is None else [-1]
+        value_of = value if sinks is None else np.concatenate([value, 0 * value[:, :1]], axis=1)
+        out[row, at, head] = weights / weights.sum() @ value_of[row, seen, kv_head]
     return out
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize(
     ("window", "cap", "documents"), [(None, None, True), (None, 2.0, False), (1, 2.0, True), (7, None, False)]
 )
-def test_plain_equals_what_is_written_out(tiny, window, cap, documents):
+def test_plain_equals_what_is_written_out(tiny, window, cap, documents, with_sinks):
     cfg = tiny.model_copy(update={"attn_logit_softcap": cap})
     query, key, value = inputs(cfg, 30)
     segments = rows_of(30) if documents else None
-    found = jax.jit(lambda *qkv: plain(*qkv, segments, window, cfg))(query, key, value)
-    np.testing.assert_allclose(found, written_out(query, key, value, segments, window, cap), atol=2e-6)
+    sinks = sinks_of(cfg) if with_sinks else None
+    found = jax.jit(lambda *qkv: plain(*qkv, segments, window, cfg, sinks))(query, key, value)
+    np.testing.assert_allclose(found, written_out(query, key, value, segments, window, cap, sinks), atol=2e-6)
 
 
 @pytest.mark.parametrize(
-    ("length", "window", "cap", "documents"),
-    [(200, 33, 2.0, True), (128, None, None, False), pytest.param(384, 128, None, False, marks=pytest.mark.deep)],
+    ("length", "window", "cap", "documents", "with_sinks"),
+    [
+        (200, 33, 2.0, True, False),
+        (128, None, None, False, False),
+        (200, 33, None, True, True),
+        (128, None, None, False, True),
+        pytest.param(384, 128, None, False, True, marks=pytest.mark.deep),
+    ],
 )
-def test_splash_equals_plain(tiny, length, window, cap, documents):
+def test_splash_equals_plain(tiny, length, window, cap, documents, with_sinks):
     """Interpreted, since no TPU is here. Without a window one kernel computes all gradients."""
     cfg = tiny.model_copy(update={"attn_logit_softcap": cap})
     query, key, value = inputs(cfg, length)
     weights = jax.random.normal(jax.random.key(9), query.shape)
-    segments = rows_of(length) if documents else None
+    segments, sinks = rows_of(length) if documents else None, sinks_of(cfg) if with_sinks else None
 
     def computed(attend):
-        def total(*qkv):
-            out = attend(*qkv)
+        def total(*given):
+            out = attend(*given)
             return (out * weights).sum(), out
 
-        (_, out), gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(query, key, value)
+        given = (query, key, value, sinks)[: 3 + with_sinks]
+        wanted = tuple(range(len(given)))
+        (_, out), gradients = jax.jit(jax.value_and_grad(total, argnums=wanted, has_aux=True))(*given)
         return out, gradients
 
     out, found = computed(
-        lambda *qkv: attention.splash_attention(*qkv, segments, window=window, cfg=cfg, interpret=True)
+        lambda q, k, v, *own: attention.splash_attention(
+            q, k, v, segments, *own, window=window, cfg=cfg, interpret=True
+        )
     )
-    expected, wanted = computed(lambda *qkv: plain(*qkv, segments, window, cfg))
+    expected, wanted = computed(lambda q, k, v, *own: plain(q, k, v, segments, window, cfg, *own))
     np.testing.assert_allclose(out, expected, atol=2e-5)
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=2e-4), found, wanted)
 
@@ -98,12 +119,29 @@ def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
     np.testing.assert_allclose(found, plain(query, key, value, rows_of(16), None, tiny), atol=1e-6)
 
 
+def test_a_kernel_on_each_device_gets_the_sinks_of_its_heads_and_their_gradients_are_added_up(tiny):
+    query, key, value = inputs(tiny, 16)
+
+    def kernel(query, key, value, segments, sinks):
+        assert sinks.shape == (query.shape[2],) == (2,)
+        return plain(query, key, value, segments, 5, tiny, sinks)
+
+    def gradient(compute):
+        return jax.jit(jax.grad(lambda sinks: (compute(sinks) * query).sum()))(sinks_of(tiny))
+
+    wanted = gradient(lambda sinks: plain(query, key, value, None, 5, tiny, sinks))
+    with jax.set_mesh(make_mesh(1, 2, 2)):
+        found = gradient(lambda sinks: attention.run_per_device(kernel, query, key, value, None, sinks))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 def test_the_kernel_is_chosen_by_backend_and_model(tiny):
     capped = tiny.model_copy(update={"activation_dtype": "bfloat16"})
     free = capped.model_copy(update={"attn_logit_softcap": None})
     chosen = [attention.choose_kernel(capped, backend) for backend in ("cpu", "tpu", "gpu")]
     assert chosen == ["plain", "splash", "plain"]
     assert attention.choose_kernel(free, "gpu") == "cudnn"
+    assert attention.choose_kernel(free.model_copy(update={"attention_sinks": True}), "gpu") == "plain"
     assert attention.choose_kernel(free.model_copy(update={"attention": "plain"}), "tpu") == "plain"
 
 

@@ -27,6 +27,7 @@ from controller.run.estimate import token_flops
 from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
+from tests.trainer.lives import train
 from tests.trainer.models.reference_models import described, expected_of, params_of
 from trainer.fit.remat import remat_candidates
 from trainer.losses import lm
@@ -34,7 +35,7 @@ from trainer.models import decoder, experts, weights
 from trainer.models.decoder_weights import weight_table
 from trainer.optimizer import muon
 from trainer.optimizer.rules import matrix_views, update_rules
-from trainer.pretrained import hf_families, hf_files
+from trainer.pretrained import hf_families, hf_files, run_weights
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 from trainer.step import train_step
 from trainer.telemetry.throughput import model_flops
@@ -116,17 +117,19 @@ def batch_of(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def expected_load(cfg: Model, batch: dict[str, np.ndarray]) -> tuple[float, float]:
+def expected_load(family: str, cfg: Model, batch: dict[str, np.ndarray]) -> tuple[float, float]:
     """The balance and the share of the busiest expert, from what reaches the routers of each layer."""
     assert cfg.experts is not None
     counted, found = batch["segments"].reshape(-1) > 0, []
-    params, attention = params_of(FAMILY), decoder.causal_attention(jnp.asarray(batch["segments"]), cfg)
+    params, attention = params_of(family), decoder.causal_attention(jnp.asarray(batch["segments"]), cfg)
     first = x = decoder.embed(params, cfg, batch["tokens"], batch["positions"])
     for i, own in enumerate(decoder.unstack_layers(params["layers"], cfg, range(cfg.num_layers))):
         seen: list[jax.Array] = []
 
-        def probabilities(rows: jax.Array, router: jax.Array, seen: list[jax.Array] = seen) -> jax.Array:
-            seen.append(jax.nn.softmax(rows @ router))
+        def probabilities(
+            rows: jax.Array, router: jax.Array, *bias: jax.Array, seen: list[jax.Array] = seen
+        ) -> jax.Array:
+            seen.append(jax.nn.softmax(sum(bias, rows @ router)))
             return seen[0]
 
         with pytest.MonkeyPatch.context() as patch:
@@ -141,20 +144,23 @@ def expected_load(cfg: Model, batch: dict[str, np.ndarray]) -> tuple[float, floa
     return float(balance), float(busiest)
 
 
+DEEP = [pytest.mark.deep, pytest.mark.wide]
+OPTIMIZED = [("muon", FAMILY), ("adafactor", "gpt_oss"), ("muon", "gpt_oss")]
 BATCH = ("data", "fsdp", "expert")
 MESHES = [(1, 1, 1), (4, 1, 1), (1, 2, 2), (1, 2, 1, 2), *wide((2, 2, 1), (1, 4, 1), (2, 1, 1, 2), (1, 1, 2, 2))]
 
 
+@pytest.mark.parametrize("family", [FAMILY, *wide("gpt_oss")])
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("how", [{"scan_layers": True, "remat": "products"}, {"scan_layers": False, "remat": "full"}])
-def test_the_loss_of_the_routers_and_its_gradient_are_the_same_on_any_mesh(sizes, how):
+def test_the_loss_of_the_routers_and_its_gradient_are_the_same_on_any_mesh(family, sizes, how):
     """Transformers adds the shares of all layers up before it multiplies; here each layer has a loss."""
-    cfg, batch = described(FAMILY, router_aux_loss_coef=0.5, logit_chunk=7, **how), batch_of(4)
-    balance, busiest = expected_load(cfg, batch)
+    cfg, batch = described(family, router_aux_loss_coef=0.5, logit_chunk=7, **how), batch_of(4)
+    balance, busiest = expected_load(family, cfg, batch)
 
     def gradient(*sizes: int) -> Any:
         mesh = make_mesh(*sizes)
-        placed = jax.device_put(params_of(FAMILY), weights.param_shardings(cfg, mesh))
+        placed = jax.device_put(params_of(family), weights.param_shardings(cfg, mesh))
         with jax.set_mesh(mesh):
             mean = train_step.mean_gradient(train_step.without_carry(lm.loss(cfg)), cfg, mesh)
             rows = jax.device_put(batch, jax.NamedSharding(mesh, jax.P(BATCH)))
@@ -261,10 +267,12 @@ def test_muon_orthogonalizes_each_expert():
         np.testing.assert_allclose(found[at], alone[0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adafactor", *wide("muon")])
-def test_an_optimizer_of_matrices_takes_the_same_steps_on_a_mesh(name):
+@pytest.mark.parametrize(
+    ("name", "family"), [("adafactor", FAMILY), *(pytest.param(*each, marks=DEEP) for each in OPTIMIZED)]
+)
+def test_an_optimizer_of_matrices_takes_the_same_steps_on_a_mesh(name, family):
     """Adafactor and Muon see each expert as a matrix of its own."""
-    cfg, batch = described(FAMILY, router_aux_loss_coef=0.1, logit_chunk=7), batch_of(4)
+    cfg, batch = described(family, router_aux_loss_coef=0.1, logit_chunk=7), batch_of(4)
     own = {"orthogonalization_dtype": "float32"} if name == "muon" else {"b1": 0.9}
     opt = TypeAdapter(Optimizer).validate_python(load_group(f"optimizer/{name}") | {"lr": 0.01} | own)
 
@@ -300,8 +308,7 @@ def test_a_token_is_counted_with_the_weights_that_it_takes():
     ("changes", "words"),
     [
         ({"remat": "chunks"}, "remat chunks is not supported with experts; use full"),
-        ({"mlp": "gelu"}, "experts: mlp gelu is not supported, only swiglu, geglu"),
-        ({"biases": "all"}, "experts: biases all is not supported, only none, qkv, attention"),
+        ({"mlp": "gelu"}, "experts: mlp gelu is not supported, only swiglu, geglu, clamped_swiglu"),
         ({"experts": None, "router_aux_loss_coef": 0.1}, "router_aux_loss_coef is of experts, and the model has none"),
         (
             {"experts": {"count": 4, "per_token": 5, "norm_topk_prob": True}},
@@ -337,5 +344,34 @@ def test_what_has_no_adapter_or_no_such_loss_is_named(grpo_run):
 
 def test_other_families_are_not_exported_with_experts():
     cfg = described("llama3", experts={"count": 4, "per_token": 2, "norm_topk_prob": True})
-    with pytest.raises(hf_families.UnknownArchitectureError, match="transformers has no architecture"):
-        hf_families.hf_config(cfg)
+    undivided = described("gpt_oss", experts={"count": 4, "per_token": 2, "norm_topk_prob": False})
+    for model in (cfg, undivided):
+        with pytest.raises(hf_families.UnknownArchitectureError, match="transformers has no architecture"):
+            hf_families.hf_config(model)
+
+
+def test_a_bias_of_experts_has_a_gradient_in_float32():
+    """1,000 rows of 1 in bfloat16, which cannot count beyond 256."""
+    of_row = jnp.arange(1000) % 2
+    x, bias = jnp.ones((1000, 3), jnp.bfloat16), jnp.zeros((4, 3))
+    gradient = jax.grad(lambda bias: experts._plus_bias(x, bias, of_row).astype(jnp.float32).sum())(bias)
+    np.testing.assert_array_equal(gradient, np.float32([[500] * 3, [500] * 3, [0] * 3, [0] * 3]))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("loop", ["lm", "grpo"])
+def test_runs_train_sinks_and_experts_with_biases(loop, request, tmp_path):
+    """grpo: three supervised updates, rollouts with a window shorter than a prompt, and updates on shared prompts."""
+    raw = request.getfixturevalue(f"{loop}_run")
+    own = {"dim": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 32, "sliding_window": 8}
+    own |= {"num_layers": 2, "vocab_size": raw["model"]["vocab_size"], "max_seq_len": 64, "activation_dtype": "float32"}
+    model = load_group("model/gpt_oss_20b") | own | {"experts": {"count": 4, "per_token": 2, "norm_topk_prob": True}}
+    lines = train(raw | {"model": model}, tmp_path)
+    assert {line["phase"] for line in lines} >= ({"grpo", "warm_start"} if loop == "grpo" else {"train"})
+    assert all(np.isfinite(line["loss"]) for line in lines if line.get("loss") is not None)
+    end = RunFile.model_validate(raw | {"model": model})
+    step = max(int(folder.name) for folder in (Path(end.dir) / "checkpoints").iterdir() if folder.name.isdigit())
+    cfg = end.decoder
+    layers = run_weights.read_params(epath.Path(end.dir) / "checkpoints" / str(step), cfg)["layers"]
+    for name in ("sink_logits", "router_bias", "expert_gate_bias", "expert_up_bias", "expert_down_bias"):
+        assert np.abs(np.asarray(layers[name])).max() > 0, name

@@ -39,10 +39,10 @@ def batch() -> dict[str, jax.Array]:
     return jax.tree.map(jnp.asarray, {"tokens": tokens, "mask": mask} | fields)
 
 
-FAMILIES = {"gemma2": {}, "gpt2": values("model/family/gpt2")}
+FAMILIES = {"gemma2": {}, "gpt2": values("model/family/gpt2"), "sinks": {"attention_sinks": True}}
 
 
-@pytest.fixture(scope="module", params=["gemma2", *wide("gpt2")])
+@pytest.fixture(scope="module", params=["gemma2", "sinks", *wide("gpt2")])
 def model(request: pytest.FixtureRequest) -> tuple[Model, weights.Params]:
     """With windows shorter than a response, soft-caps and rotary positions; with learned positions."""
     computed = {"sliding_window": 5, "activation_dtype": "float32", "remat": "full", "logit_chunk": 4}

@@ -18,7 +18,7 @@ from controller.records.unfinished import retry_deletions
 from controller.resources import deletions
 from controller.resources.deletions import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from controller.resources.pod import tpu_nodes
-from controller.resources.pod.provisioner import NOT_OBSERVED, SliceStatus, claim_name
+from controller.resources.pod.provisioner import NOT_OBSERVED, SliceStatus, pod_object
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import EVERY_WAY, INSTANCE, TWO_ZONES, A, B, Pod, pod
@@ -71,7 +71,7 @@ def objects(project: EmulatedProject) -> list[str]:
 def claim(project: EmulatedProject, made: Pod) -> None:
     """A run uses the pod."""
     body: dict[str, Any] = {"format": 1, "first": "r", "latest": "r", "uid": made.observe().status.uid}
-    name = claim_name(made.node.name, body["uid"])
+    name = pod_object("claims", made.node.name, body["uid"])
     project.context.google.upload(project.context.bucket, name, json.dumps(body).encode())
 
 

@@ -23,7 +23,7 @@ from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.node import describe
 from controller.resources.pod.plane import PlaneMethods
 from controller.resources.pod.planes import PLANES, plane_of
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, pod_object
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.slices import Slices
 from tests.composed import config_of
@@ -164,7 +164,7 @@ def test_of_two_slices_that_a_killed_search_was_granted_one_is_the_pod(project: 
     context.on_surplus = given.append
     if used:
         uid = next(one.uid for one in slices if one.place.provisioner == used)
-        context.google.upload(context.bucket, claim_name(made.node.name, uid), b"{}")
+        context.google.upload(context.bucket, pod_object("claims", made.node.name, uid), b"{}")
     observed = made.observe()
     assert [one.place.provisioner for one in observed.surplus] == ["queued" if used == "mig" else "mig"]
     assert "surplus" in str(made.node.diff(observed))
@@ -181,7 +181,7 @@ def test_a_slice_that_a_run_has_had_is_not_given_back_while_google_repairs_it(
 ) -> None:
     """Meanwhile a request that an earlier search left may be granted."""
     (made, (used, other)), context = granted_twice(project), project.context
-    context.google.upload(context.bucket, claim_name(made.node.name, used.uid), b"{}")
+    context.google.upload(context.bucket, pod_object("claims", made.node.name, used.uid), b"{}")
     repaired = replace(used, state="REPAIRING", pending=True)
     waiting = replace(other, state="ACCEPTED", pending=True)
     for ranked in ([other, repaired], [repaired, waiting]):

@@ -14,7 +14,7 @@ from controller.resources.deletions import PendingDeletion
 from controller.resources.pod import capacity_log, search
 from controller.resources.pod.capacity_log import CapacityEntry, fetch_entries, load_entries, recent_places_first
 from controller.resources.pod.planes import PLANES
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, pod_object
 from controller.resources.pod.refusals import HINTS, classify
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
@@ -253,7 +253,7 @@ def test_a_pod_with_a_damaged_record_of_how_google_shows_it_is_taken_as_shown() 
     context.bucket = "mine"
     assert capacity_log.recorded_echo(context, "pod", status) == {}
     for shown in (None, "network", ["network"]):
-        storage.buckets["mine"] = {capacity_log._echo_name("pod", "1"): dump({"shown": shown}).encode()}
+        storage.buckets["mine"] = {pod_object("echoes", "pod", "1"): dump({"shown": shown}).encode()}
         assert capacity_log.recorded_echo(context, "pod", status) == spec.at(place)
         assert "is damaged: shown is" in notes.pop()
 
