@@ -191,8 +191,8 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         first = next((name for name in ("name", *needed) if name in keys and str in types_at((*path, name))), "")
         meant = f"set one of them, such as {key}.{first or (needed or keys)[0]}=…"
         meant = f"set {key}.kind={kinds[0]}, or another" if kinds else meant
-        is_word = isinstance(given, str) and given not in ("true", "false", "yes", "no")
-        if first and is_word and not _still_wrong(raw, whole, {first: given}):
+        is_switch = given in ("true", "false", "yes", "no")
+        if first and isinstance(given, str) and not is_switch and not _still_wrong(raw, whole, {first: given}):
             word = override([*path, first], given)
             meant = f"did you mean {word.strip(chr(39)) if PLAIN.fullmatch(given) else word}"
         same = [name for name in Config.model_fields if models[0] in types_at((name,)) and name != key]

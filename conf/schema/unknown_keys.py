@@ -91,7 +91,7 @@ def choices_at(key: str) -> list[Any]:
 def takes(key: str, given: Any) -> bool:
     """Return whether a key takes a value that was typed for another; one of text takes each, and so do lists."""
     types = types_at((*key.partition("=")[0].split("."),))
-    is_plain = all(each in (int, float, bool) or get_origin(each) is Literal for each in types)
+    is_plain = types and all(each in (int, float, bool) or get_origin(each) is Literal for each in types)
     text = str(given).lower()
     if "=" in key or not is_plain or not SIMPLE.fullmatch(text) or text in ("null", "none"):
         return True

@@ -255,7 +255,7 @@ def _near_topic(word: str) -> str:
 
     parts = {part for key in all_keys() for part in key.path.split(".")} - {"NAME"}
     if meant := keys_called(word):
-        return meant[0].partition(" ")[0]
+        return meant[0].partition(" ")[0].partition("=")[0]
     near = difflib.get_close_matches(word.lower(), [*VERBS, *sorted(parts)], n=1)
     return near[0] if near and near[0] not in VERBS else ""
 

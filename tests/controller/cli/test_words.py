@@ -120,7 +120,7 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
         ("chat --temp 0", "chat: has no --temp; did you mean --temperature?"),
         ("export --output x", "export: has no --output; did you mean --to?"),
         ("orphans --remove", "orphans: has no --remove; did you mean --delete?"),
-        ("generate -p hi", "generate: has no -p; did you mean --prompt"),
+        ("generate -p hi", "generate: has no -p; did you mean --presence-penalty or --prompt or --prompts?"),
         ("--versoin", "up: has no --versoin; did you mean --version?"),
         ("fit -- python train.py", "fit: takes no command after --; only run, plan, rehearse, ssh, exec do; fit c"),
         ("orphans delete", "orphans: did you mean --delete?"),
@@ -229,7 +229,7 @@ def test_a_word_for_slipway_behind_the_dashes_is_noted(
 
 
 def test_a_topic_that_is_misspelled_is_near(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = {"tpus": "tpu", "learning_rate": "optimizer.lr", "temprature": "temperature"}
+    known = {"tpus": "tpu.accelerator_type", "learning_rate": "optimizer.lr", "temprature": "temperature"}
     for word, near in {"lopo": "loop", "optimiser": "optimizer", **known}.items():
         assert main.run(["help", word]) == 2
         assert f"did you mean `slipway help {near}`?" in " ".join(capsys.readouterr().err.split())
