@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from conf.hugging_face_base import UnknownArchitectureError as UnknownArchitectureError
 from conf.hugging_face_base import require, unsupported
-from conf.hugging_face_fields import FIELDS
+from conf.hugging_face_fields import DELTA_NET, FIELDS, OTHER_TYPES, delta_net
 from conf.hugging_face_gemma4 import GEMMA4_TEXT, gemma4_layers
 from conf.hugging_face_rotation import (
     ANY_ROTATION,
@@ -30,6 +30,7 @@ CLASSES = {
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {
     "gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2", **dict.fromkeys(GEMMA4_TEXT, "gemma4"),
+    "qwen3_5_text": "qwen3_5",
 }  # fmt: skip
 """Maps model_type of config.json to our family."""
 ARCHITECTURES = {
@@ -40,12 +41,15 @@ ARCHITECTURES = {
     "gemma4": ("Gemma4ForConditionalGeneration", "Gemma4Model"),
     "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedTextModel"),
     "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "Gemma4UnifiedModel"),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Model"),
     "mistral3": ("Mistral3ForConditionalGeneration", "Mistral3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
 }
 """Classes whose weights are a decoder's."""
 WITH_IMAGES = {
     "gemma3": "gemma3_text", "mistral3": "ministral3", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
+    "qwen3_5": "qwen3_5_text",
 }  # fmt: skip
 """Models with a vision tower, and what their `text_config` must be."""
 PERIODS = {"gemma2": 2, "gpt_oss": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
@@ -66,7 +70,7 @@ THEIR_NAMES = {
     "norm_eps": "rms_norm_eps",
     "attn_logit_softcap": "attn_logit_softcapping",
     "final_logit_softcap": "final_logit_softcapping",
-}
+} | DELTA_NET
 GPT2_NAMES = {
     "num_layers": "n_layer", "dim": "n_embd", "num_heads": "n_head", "num_kv_heads": "n_head", "mlp_dim": "n_inner",
     "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
@@ -100,8 +104,7 @@ def model_from_config(config: Any, **compute: Any) -> Model:
     if not isinstance(config, Mapping):
         raise UnknownArchitectureError("config.json: it is no mapping")
     kind = _kind(config)
-    fields = _fields(config, kind)
-    given = config
+    fields, given = _fields(config, kind), config
     if kind in WITH_IMAGES:
         kind, fields, given = _text_fields(fields, config)
     try:
@@ -115,7 +118,8 @@ def model_from_config(config: Any, **compute: Any) -> Model:
     except ValidationError as error:
         found = error.errors()[0]
         names = NAMES.get(kind, THEIR_NAMES)
-        key = ".".join(names.get(str(part), str(part)) for part in found["loc"] if part != "experts") or "model"
+        parts = [str(part) for part in found["loc"] if part not in ("experts", "delta_net")]
+        key = ".".join(names.get(part, part) for part in parts) or "model"
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
@@ -211,8 +215,10 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
         "attention_pattern": "G",
         **_rope(fields, given, kind),
     }
-    if (found := FIELDS[kind].get("sliding_window")) is not None and found.use == "read":
+    if kind in OTHER_TYPES or FIELDS[kind].get("sliding_window", FIELDS[kind]["is_encoder_decoder"]).use == "read":
         described |= _windows(fields, kind)
+    if kind in OTHER_TYPES:
+        described |= delta_net(fields, described["attention_pattern"])
     if "num_experts_per_tok" in fields:
         described |= _experts(fields, given)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
@@ -253,7 +259,8 @@ def _biases(fields: Mapping[str, Any]) -> str:
 
 def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return which layers are local, and their window; and which have no rotary positions."""
-    count, types, window = fields["num_hidden_layers"], fields.get("layer_types"), fields["sliding_window"]
+    count, types, window = fields["num_hidden_layers"], fields.get("layer_types"), fields.get("sliding_window")
+    known = OTHER_TYPES.get(kind, LAYER_TYPES)
     if not fields.get("use_sliding_window", True):
         window = None
     if types is None:
@@ -261,9 +268,9 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     else:
         if len(types) != count:
             raise unsupported("layer_types", types, f"a list of num_hidden_layers = {count} is required")
-        if other := [name for name in types if not isinstance(name, str) or name not in LAYER_TYPES]:
-            raise unsupported("layer_types", other[0], f"only {', '.join(LAYER_TYPES)}")
-        letters = "".join(LAYER_TYPES[name] for name in types)
+        if other := [name for name in types if not isinstance(name, str) or name not in known]:
+            raise unsupported("layer_types", other[0], f"only {', '.join(known)}")
+        letters = "".join(known[name] for name in types)
     rotated = zip(letters, _rotated(fields), strict=True)
     letters = "".join(letter if is_rotated else letter.lower() for letter, is_rotated in rotated)
     lengths = range(1, len(letters) + 1)
@@ -277,6 +284,8 @@ def _windows(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _letters_without_types(fields: Mapping[str, Any], kind: str, window: int | None) -> str:
     count = fields["num_hidden_layers"]
+    if kind in OTHER_TYPES:
+        return "".join("D" if (i + 1) % fields["full_attention_interval"] else "G" for i in range(count))
     if (period := PERIODS.get(kind, fields.get("sliding_window_pattern"))) is not None:
         last = count - 1 if kind in GEMMA4_TEXT else None  # is global in any case
         return "".join("L" if (i + 1) % period and i != last else "G" for i in range(count))
@@ -369,10 +378,10 @@ def _scaling(parameters: Mapping[str, Any], fields: Mapping[str, Any], of: str) 
     if missing := required - given:
         raise UnknownArchitectureError(f"config.json: rope_type {kind}: {sorted(missing)[0]} is missing")
     known = {"rope_type", "type", "rope_theta", *required, *optional}
-    if of == "ministral3":
-        known |= {"max_position_embeddings"}  # transformers does not read it
+    known |= {"max_position_embeddings"} if of == "ministral3" else set()  # transformers does not read it
     if parameters.get("partial_rotary_factor") in (None, 1.0) or FIELDS[of]["partial_rotary_factor"].use == "read":
         known = known | {"partial_rotary_factor"}
+    known |= {"mrope_section", "mrope_interleaved"} if of in OTHER_TYPES else set()  # text has one position, thrice
     if other := parameters.keys() - known:
         raise unsupported(f"rope_type {kind}", sorted(other)[0], "unknown field")
     if kind == "default":

@@ -186,6 +186,38 @@ QWEN3_MOE = {name: field for name, field in QWEN3.items() if name != "layer_type
     **ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
 }
 
+OTHER_TYPES = {"qwen3_5_text": {"linear_attention": "D", "full_attention": "G"}}
+"""Letters of layer_types of a family whose other layers have no window."""
+DELTA_NET = {
+    name: f"linear_{name}"
+    for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+}
+"""The keys of `Model.delta_net` and their fields."""
+QWEN3_5 = ROTARY | {
+    "vocab_size": read(248_320),
+    "intermediate_size": read(12_288),
+    "num_attention_heads": read(16),
+    "num_key_value_heads": read(4),
+    "head_dim": read(256),
+    "hidden_act": fixed("silu", "the decoder's gate is silu"),
+    "max_position_embeddings": read(32_768),
+    "attention_bias": fixed(False, "queries and their gates have no biases"),
+    "partial_rotary_factor": read(0.25),
+    "layer_types": read(None, list | None),
+    "full_attention_interval": read(4),
+    "linear_conv_kernel_dim": read(4),
+    "linear_key_head_dim": read(128),
+    "linear_value_head_dim": read(128),
+    "linear_num_key_heads": read(16),
+    "linear_num_value_heads": read(32),
+    # the rest are not of the class
+    "attn_output_gate": fixed(True, "transformers has a gate in any case"),
+    "output_gate_type": fixed("swish", "transformers computes no other"),
+    "mlp_only_layers": fixed(None, "the layers have no experts", []),
+    **ignored("heads of later tokens are not read", mtp_num_hidden_layers=0, mtp_use_dedicated_embeddings=False),
+    **ignored("the layers' memory is float32 in any case", mamba_ssm_dtype="float32"),
+}
+
 MXFP4: dict[str, Any] = {"quant_method": "mxfp4"}
 KEPT_WIDE = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 """What OpenAI's files have as it is."""
@@ -312,6 +344,13 @@ MINISTRAL3_WITH_IMAGES = BASE | {
 }
 """Ministral 3 with a vision tower, `Mistral3Config`."""
 
+QWEN3_5_WITH_IMAGES = BASE | {
+    "text_config": read(None, Mapping | NoneType),
+    "tie_word_embeddings": read(False),
+    **ignored("images are not read", vision_config=None, image_token_id=248_056, video_token_id=248_057),
+    **ignored("images are not read", vision_start_token_id=248_053, vision_end_token_id=248_054),
+}
+
 FIELDS = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
@@ -336,5 +375,12 @@ FIELDS = {
     "gemma4": GEMMA4_WITH_IMAGES,
     "gemma4_unified_text": GEMMA4_UNIFIED,
     "gemma4_unified": GEMMA4_WITH_IMAGES,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5": QWEN3_5_WITH_IMAGES,
 }
 """The table of each `model_type`."""
+
+
+def delta_net(fields: Mapping[str, Any], pattern: str) -> dict[str, Any]:
+    """Return the key of `Model` for the sizes of recurrent layers, None where a pattern has none."""
+    return {"delta_net": {ours: fields[name] for ours, name in DELTA_NET.items()} if "D" in pattern else None}

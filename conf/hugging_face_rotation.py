@@ -20,6 +20,8 @@ ROPE_TYPES: dict[str, type | UnionType] = {
     "rope_theta": float | None,
     "partial_rotary_factor": float | None,
     "llama_4_scaling_beta": float,
+    "mrope_section": list,
+    "mrope_interleaved": bool,
     "short_factor": list,
     "long_factor": list,
 }
@@ -80,6 +82,7 @@ DEFAULT_ROTATIONS = {
 """What a family has where config.json has no rope_parameters."""
 ANY_ROTATION = ("default", "linear", "llama3", "yarn", "longrope")
 ROTATIONS = {"phi3": ("default", "longrope"), "ministral3": ("yarn",), "gpt_oss": ("yarn",)}
+ROTATIONS |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), ("default", "yarn"))
 ROTATIONS |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), ("default", "proportional"))
 """Which values of `rope_type` a family may have, where not `ANY_ROTATION`."""
 

@@ -155,7 +155,10 @@ def matrix_weights(model: Model, *, per_token: bool = False) -> int:
 def _layer_weights(model: Model, kind: LayerKind, *, per_token: bool) -> int:
     size = sized(model, kind)
     keys = 0 if kind.shares else size.num_kv_heads * (2 if has_own_values(model, kind) else 1)
-    attention = size.dim * size.head_dim * (2 * size.num_heads + keys)
+    attention = size.dim * size.head_dim * ((3 if model.attention_gate else 2) * size.num_heads + keys)
+    if kind.is_recurrent and (own := model.delta_net) is not None:
+        values = own.num_value_heads * (3 * own.value_head_dim + 2)
+        attention = model.dim * (2 * own.num_key_heads * own.key_head_dim + values)
     feed_forward = (3 if model.is_gated else 2) * model.dim * size.mlp_dim
     if model.experts is not None:
         taken = model.experts.per_token if per_token else model.experts.count

@@ -36,7 +36,10 @@ SETUP_UPDATES = 20
 LONG_WARMUP = 0.25
 """Share of a run above which a warm-up is long. The TRM study's baseline warms up over 2,000 of 8,138 updates."""
 SPLIT = {
-    ("tensor",): ("num_heads", "num_kv_heads", "num_global_kv_heads", "mlp_dim", "vocab_size", "per_layer_dim"),
+    ("tensor",): (
+        *("num_heads", "num_kv_heads", "num_global_kv_heads", "mlp_dim", "vocab_size", "per_layer_dim"),
+        *("delta_net.num_key_heads", "delta_net.num_value_heads"),
+    ),
     ("fsdp", "expert"): ("dim", "per_layer_dim"),
     ("expert",): ("experts.count",),
 }
@@ -50,7 +53,8 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
     if config.program.kind != "trainer" or config.model is None:
         return
     values = config.model.model_dump()
-    values |= {f"experts.{name}": value for name, value in (values.get("experts") or {}).items()}
+    for part in ("experts", "delta_net"):
+        values |= {f"{part}.{name}": value for name, value in (values.get(part) or {}).items()}
     for key, mesh in meshes(config):
         sizes = mesh_axes(config, mesh) or {}
         for axes, names in SPLIT.items():

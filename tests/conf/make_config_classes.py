@@ -1,6 +1,7 @@
 """Writes config_classes.json: every field of transformers' config classes with its default, by version.
 
-Run it with each version of transformers that is to be compared, each in an environment of its own (4.57.6 and 5.23.0):
+Run it with each version of transformers that is to be compared, each in an environment of its own (4.57.6, 5.23.0,
+5.24.0):
 
     python tests/conf/make_config_classes.py
 """
@@ -38,6 +39,8 @@ CLASSES = {
     "gemma4": "Gemma4Config",
     "gemma4_unified_text": "Gemma4UnifiedTextConfig",
     "gemma4_unified": "Gemma4UnifiedConfig",
+    "qwen3_5_text": "Qwen3_5TextConfig",
+    "qwen3_5": "Qwen3_5Config",
 }
 
 

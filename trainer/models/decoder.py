@@ -24,7 +24,7 @@ from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.extension import model_family
-from trainer.models import experts, maha, per_layer, residual
+from trainer.models import delta_net, experts, maha, per_layer, residual
 from trainer.models.attention import self_attention, soft_cap
 from trainer.models.layers import (
     apply_rope,
@@ -73,16 +73,18 @@ def forward(
     positions: jax.Array,
     segments: jax.Array | None = None,
     attention: AttentionFn | None = None,
+    recurrence: delta_net.Recurrence | None = None,
 ) -> jax.Array:
     """Return hidden states after the final norm: [B, T, D], in the activation dtype.
 
     tokens, positions: [B, T] integers; positions count from 0 in each document. A token attends to the earlier tokens
     of its row with the same number in `segments` [B, T]; None means each row is one document. Give padding its own
-    segment, 0, or place it on the right; ignore its output. attention: replaces the default attention.
+    segment, 0, or place it on the right; ignore its output. attention, recurrence: replace those of whole rows.
     """
     if cfg.implementation is not None:
         return model_family(cfg.implementation).forward(params, cfg, tokens, positions, segments)
-    return _forward(params, cfg, tokens, positions, attention or causal_attention(segments, cfg), None)[0]
+    attention, recurrence = attention or causal_attention(segments, cfg), recurrence or delta_net.over_rows(segments)
+    return _forward(params, cfg, tokens, positions, attention, recurrence, None)[0]
 
 
 def forward_with_load(
@@ -90,7 +92,8 @@ def forward_with_load(
 ) -> tuple[jax.Array, experts.Load]:
     """Return `forward`, and the sum over all layers of how the tokens outside of segment 0 load the experts."""
     counted = jnp.ones(tokens.shape, jnp.float32) if segments is None else (segments != 0).astype(jnp.float32)
-    hidden, load = _forward(params, cfg, tokens, positions, causal_attention(segments, cfg), counted)
+    attention, recurrence = causal_attention(segments, cfg), delta_net.over_rows(segments)
+    hidden, load = _forward(params, cfg, tokens, positions, attention, recurrence, counted)
     assert load is not None, "the tokens that count are told"
     return hidden, load
 
@@ -101,6 +104,7 @@ def _forward(
     tokens: jax.Array,
     positions: jax.Array,
     attention: AttentionFn,
+    recurrence: delta_net.Recurrence,
     counted: jax.Array | None,
 ) -> tuple[jax.Array, experts.Load | None]:
     first = embed(params, cfg, tokens, positions)
@@ -118,7 +122,7 @@ def _forward(
                 return attention(query, key, value, *how)
 
             x = decoder_layer(
-                x, first, weights, cfg, positions, kind, attend,
+                x, first, weights, cfg, positions, kind, attend, recurrence=recurrence,
                 counted=counted, measured=measured, shared=shared, own_input=own_input,
             )  # fmt: skip
             own = used[-1] if kind.letter in state.shared and not kind.shares else None
@@ -277,6 +281,7 @@ def decoder_layer(
     attention: AttentionFn,
     connect: residual.Connection = residual.connect,
     *,
+    recurrence: delta_net.Recurrence | None = None,
     counted: jax.Array | None = None,
     measured: list[experts.Load] | None = None,
     shared: KeysAndValues | None = None,
@@ -285,7 +290,8 @@ def decoder_layer(
     """Return the residual stream [B, T, D] after one layer.
 
     first: the stream before all layers; weights: this layer's own; kind: its `layer_kind`; connect: adds a branch to
-    the stream; counted, measured: the tokens of `experts.feed_forward`, and where it puts the load of its experts;
+    the stream; recurrence: of a recurrent layer, in place of attention; counted, measured: the tokens of
+    `experts.feed_forward`, and where it puts the load of its experts;
     shared: what the attention of a layer without keys gets in their place; own_input: see `per_layer`.
     """
     cfg = sized(cfg, kind)
@@ -296,6 +302,8 @@ def decoder_layer(
         query, key, projected = _project_qkv(x, own, cfg, positions, kind, shared)
         window = cfg.sliding_window if kind.is_local else None
         mixed = attention(query, key, projected if value is None else value, window, own.get("sink_logits"))
+        if cfg.attention_gate:
+            mixed = mixed * jax.nn.sigmoid(checkpoint_name(project(x, own, "query_gate", cfg), "attention"))
         return checkpoint_name(project(mixed.reshape(*mixed.shape[:2], -1), own, "output", cfg), "output")
 
     def begun(x: jax.Array, name: str) -> jax.Array:
@@ -306,6 +314,9 @@ def decoder_layer(
 
     def attend(x: jax.Array) -> jax.Array:
         x = begun(x, "attention_norm")
+        if kind.is_recurrent:
+            assert recurrence is not None, "what recurrent layers compute with"
+            return ended(delta_net.compute(x, weights, cfg, recurrence), "post_attention_norm")
         attend_to = partial(maha.attend, cfg=cfg, one_scale=one_scale) if cfg.attention_form == "maha" else one_scale
         return ended(attend_to(x, weights, positions), "post_attention_norm")
 

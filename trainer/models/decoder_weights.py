@@ -20,7 +20,7 @@ from conf.schema.training.model import Lora, Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.weight_names import INPUT_AXES, adapted_matrices, unmatched_modules
 from trainer.extension import model_family
-from trainer.models import experts, maha, per_layer, residual
+from trainer.models import delta_net, experts, maha, per_layer, residual
 from trainer.models.weights import Params, Weight, uniform
 
 
@@ -90,6 +90,7 @@ def _stacked_weights(cfg: Model) -> Iterator[tuple[str, Weight]]:
 
 def _layer_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     yield from _attention_weights(cfg, inits)
+    yield from delta_net.weight_entries(cfg, inits.by_dim)
     yield from maha.weight_entries(cfg, inits.by_dim)
     yield from _mlp_weights(cfg, inits)
     if cfg.per_layer_dim:
@@ -114,6 +115,8 @@ def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]
         yield name, Weight((cfg.dim, heads, cfg.head_dim), ("embed", axis, "head_dim"), inits.by_dim)
         if cfg.biases in ("qkv", "attention", "all"):
             yield f"{name}_bias", Weight((heads, cfg.head_dim), (axis, "head_dim"), zeros)
+    if cfg.attention_gate:
+        yield "query_gate", Weight((cfg.dim, cfg.num_heads, cfg.head_dim), ("embed", "heads", "head_dim"), inits.by_dim)
     yield "output", Weight((cfg.num_heads, cfg.head_dim, cfg.dim), ("heads", "head_dim", "embed"), inits.output)
     if cfg.biases in ("attention", "all"):
         yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)

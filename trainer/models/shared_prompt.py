@@ -12,7 +12,7 @@ from jax import lax
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
-from trainer.models import decoder, weights
+from trainer.models import decoder, delta_net, weights
 from trainer.models.attention import choose_kernel, in_window, masked_attention
 
 
@@ -56,6 +56,7 @@ def response_hidden_states(
         jnp.concatenate([asked, own.reshape(together, -1)], axis=1),
         jnp.maximum(columns[None] - begins, 0),
         attention=_shared_prompt_attention(cfg, group, begins),
+        recurrence=_shared_prompt_recurrence(group, begins),
     )
     last = jnp.broadcast_to(x[:, None, prompt - 1 : prompt], (together, samples, 1, x.shape[-1]))
     earlier = x[:, prompt:].reshape(together, samples, response, -1)[:, :, :-1]
@@ -97,6 +98,21 @@ def _shared_prompt_attention(cfg: Model, group: PromptGroup, begins: jax.Array) 
         return jnp.concatenate([before, mixed.reshape(len(query), -1, *query.shape[2:])], axis=1)
 
     return attend
+
+
+def _shared_prompt_recurrence(group: PromptGroup, begins: jax.Array) -> delta_net.Recurrence:
+    """Return the recurrence for such rows: each response goes on from the memory of its prompt."""
+    samples, prompt, response = group
+    is_token = jnp.arange(prompt) >= begins
+
+    def recur(inputs: delta_net.Inputs, kernels: tuple[jax.Array, ...]) -> jax.Array:
+        asked = jax.tree.map(lambda x: x[:, :prompt], inputs)
+        each = jax.tree.map(lambda x: x[:, prompt:].reshape(-1, response, *x.shape[2:]), inputs)
+        before, memory = delta_net.run(asked, kernels, counted=is_token)
+        out, _ = delta_net.run(each, kernels, jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), memory))
+        return jnp.concatenate([before, out.reshape(len(before), -1, *out.shape[2:])], axis=1)
+
+    return recur
 
 
 def _slice_rows(rows: jax.Array, starts: jax.Array, size: int) -> jax.Array:

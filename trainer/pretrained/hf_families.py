@@ -7,10 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES, MULTIPLIERS, UnknownArchitectureError
+from conf.config_json import (
+    ARCHITECTURES,
+    BY_LAYER_TYPE,
+    FAMILIES,
+    LAYER_TYPES,
+    MULTIPLIERS,
+    UnknownArchitectureError,
+)
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
-from conf.hugging_face_fields import FIELDS
+from conf.hugging_face_fields import DELTA_NET, FIELDS, OTHER_TYPES
 from conf.hugging_face_rotation import ANY_ROTATION, ROTATIONS
 from conf.schema.training.model import Model, family_switches
 
@@ -65,6 +72,7 @@ KEYS_BY_FAMILY = {
     | WINDOW_KEYS
     | {"rope_local_theta", "final_logit_softcap", "global_head_dim", "num_global_kv_heads", "num_kv_shared_layers"}
     | {"use_double_wide_mlp", "per_layer_dim", "attention_k_eq_v"},
+    "qwen3_5": ROTARY_KEYS | {"attention_pattern", "partial_rotary_factor", "delta_net"},
 }
 """Further model keys per family."""
 BIASES_BY_FAMILY = {
@@ -78,10 +86,10 @@ BIASES_BY_FAMILY = {
     "smollm3": ("none", "attention", "mlp", "all"),
     "granite": ("none", "attention", "mlp", "all"),
     **dict.fromkeys(("gemma", "olmo2", "olmo3", "gemma4"), ("none", "attention")),
-    **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3"), ("none",)),
+    **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3", "qwen3_5"), ("none",)),
 }
 """Values of `model.biases` per family."""
-PATTERNS = {"mistral": "L+|G+", "ministral3": "L+|G+", "phi3": "L+|G+", "smollm3": "[LGlg]+"}
+PATTERNS = {"mistral": "L+|G+", "ministral3": "L+|G+", "phi3": "L+|G+", "smollm3": "[LGlg]+", "qwen3_5": "[DG]+"}
 """What `model.attention_pattern` is per family, where it is not L and G at will."""
 COMPUTE_KEYS = {
     "init",
@@ -104,7 +112,7 @@ def family_of(cfg: Model) -> str | None:
     """Return the family whose config.json can express the model, its own if it can, or None."""
     for name, said in sorted(KEYS_BY_FAMILY.items(), key=lambda item: item[0] != cfg.family):
         free = COMMON_KEYS | said | COMPUTE_KEYS
-        if cfg.attention_pattern == "G":
+        if not {*"Ll"} & {*cfg.attention_pattern}:
             free |= {"sliding_window"}  # of no layer
         if cfg.biases not in BIASES_BY_FAMILY[name]:
             continue
@@ -175,7 +183,7 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         written["attention_multiplier"] = float(f"{(cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5:.15g}")
     if "no_rope_layers" in known:
         written["no_rope_layers"] = [int(letter.isupper()) for letter in letters]
-    if known["partial_rotary_factor"].use == "read":
+    if kind == "phi3":
         original = getattr(scaling, "original_max_position_embeddings", cfg.max_seq_len)
         written |= {
             "partial_rotary_factor": cfg.partial_rotary_factor, "original_max_position_embeddings": original
@@ -194,7 +202,21 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         everywhere = written.get("rope_scaling", {"rope_type": "default"}) | {"rope_theta": cfg.rope_theta}
         local = {"rope_type": "default", "rope_theta": cfg.rope_local_theta}
         written["rope_parameters"] = {"full_attention": everywhere, "sliding_attention": local}
+    if kind == "qwen3_5_text":
+        return written | _qwen3_5_fields(cfg, written, letters)
     return written | _gemma4_fields(cfg, written) if kind == "gemma4_text" else written
+
+
+def _qwen3_5_fields(cfg: Model, written: dict[str, Any], letters: str) -> dict[str, Any]:
+    """Return what Qwen 3.5 says of its layers; removes from `written` what its class has in rope_parameters only."""
+    names = {letter: name for name, letter in OTHER_TYPES["qwen3_5_text"].items()}
+    rotation = written.pop("rope_scaling", {"rope_type": "default"}) | {"rope_theta": written.pop("rope_theta")}
+    sizes = {} if cfg.delta_net is None else cfg.delta_net.model_dump()
+    return {
+        "layer_types": [names[letter] for letter in letters],
+        "rope_parameters": rotation | {"partial_rotary_factor": cfg.partial_rotary_factor},
+        **{DELTA_NET[name]: size for name, size in sizes.items()},
+    }
 
 
 def _gemma4_fields(cfg: Model, written: dict[str, Any]) -> dict[str, Any]:

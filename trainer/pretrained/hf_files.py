@@ -44,7 +44,9 @@ NAME_PREFIXES = (
 """Prefixes of the decoder's tensors."""
 SKIPPED = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector|vision_embedder|embed_vision)\..*"  # images are not read
+    r"|(model\.)?visual\..*"
     r"|(model\.)?(audio_tower|embed_audio)\..*"  # nor is sound
+    r"|mtp\..*"  # heads of later tokens
     r"|.*\.rotary_emb\.inv_freq"  # buffers, which config.json determines
     r"|.*\.attn\.(masked_)?bias"  # GPT-2's causal mask
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from conf.config_json import UnknownArchitectureError
 from conf.schema.training.layer_kinds import holders, layer_kinds, sized, stack_name
-from conf.schema.training.model import Model
+from conf.schema.training.model import DeltaNet, Model
 from trainer.pretrained.hf_families import family_of, why_unpublished
 
 Arrays = tuple[np.ndarray, ...]
@@ -114,7 +114,8 @@ def _layer_tensors(cfg: Model, family: str) -> Iterator[TensorMapping]:
         ("k", "key", cfg.num_kv_heads),
         ("v", "value", cfg.num_kv_heads),
     ):
-        yield _split_heads(f"{layer}self_attn.{letter}_proj.weight", name, heads)
+        split = _gated_query if cfg.attention_gate and name == "query" else _split_heads
+        yield split(f"{layer}self_attn.{letter}_proj.weight", name, heads)
         if cfg.biases in ("qkv", "attention", "all"):
             yield _with_shape(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
         if cfg.qk_norm != "none" and name != "value":
@@ -122,6 +123,8 @@ def _layer_tensors(cfg: Model, family: str) -> Iterator[TensorMapping]:
             yield _with_shape(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm", shape)
     if cfg.biases in ("attention", "all"):
         yield _copied(f"{layer}self_attn.o_proj.bias", "output_bias")
+    if cfg.delta_net is not None:
+        yield from _delta_tensors(cfg.delta_net, f"{layer}linear_attn.")
     if cfg.attention_sinks:
         yield _copied(f"{layer}self_attn.sinks", "sink_logits")
     if cfg.experts is not None:
@@ -137,6 +140,31 @@ def _layer_tensors(cfg: Model, family: str) -> Iterator[TensorMapping]:
         yield _copied(f"{layer}post_per_layer_input_norm.weight", "post_per_layer_norm")
     if cfg.layer_scalars:
         yield _with_shape(f"{layer}layer_scalar", "layer_scale", (), joined=(1,))
+
+
+def _delta_tensors(sizes: DeltaNet, layer: str) -> Iterator[TensorMapping]:
+    """Yield the tensors of a Gated DeltaNet; queries, keys and values are rows of one, and of its convolution."""
+    keys, values = (sizes.num_key_heads, sizes.key_head_dim), (sizes.num_value_heads, sizes.value_head_dim)
+    shapes, mixed = (keys, keys, values), ("delta_query", "delta_key", "delta_value")
+    ends = tuple(np.cumsum([heads * width for heads, width in shapes])[:-1])
+
+    def split(x: np.ndarray) -> Arrays:
+        parts = zip(np.split(x.reshape(len(x), -1), ends), shapes, strict=True)
+        return tuple(part.T.reshape(-1, *shape) for part, shape in parts)
+
+    def joined(*parts: np.ndarray) -> np.ndarray:
+        return np.concatenate([part.reshape(len(part), -1).T for part in parts])
+
+    yield TensorMapping(f"{layer}in_proj_qkv.weight", mixed, split, joined)
+    kernels = tuple(f"{name}_kernel" for name in mixed)
+    yield TensorMapping(f"{layer}conv1d.weight", kernels, split, lambda *parts: joined(*parts)[:, None])
+    yield _split_heads(f"{layer}in_proj_z.weight", "delta_gate", sizes.num_value_heads)
+    yield _turned(f"{layer}in_proj_b.weight", "delta_rate")
+    yield _turned(f"{layer}in_proj_a.weight", "delta_decay")
+    yield _copied(f"{layer}dt_bias", "delta_time_bias")
+    yield _copied(f"{layer}A_log", "delta_decay_log")
+    yield _copied(f"{layer}norm.weight", "delta_norm")
+    yield _merge_heads(f"{layer}out_proj.weight", "delta_output", sizes.num_value_heads)
 
 
 def _expert_tensors(layer: str) -> Iterator[TensorMapping]:
@@ -250,6 +278,16 @@ def _split_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
     """Map [heads * head_dim, dim] to [dim, heads, head_dim]."""
     return TensorMapping(
         theirs, (ours,), lambda x: (x.T.reshape(x.shape[1], heads, -1),), lambda x: x.reshape(x.shape[0], -1).T
+    )
+
+
+def _gated_query(theirs: str, ours: str, heads: int) -> TensorMapping:
+    """Map rows of query and gate, head by head, to both as `_split_heads` does."""
+    both = _split_heads(theirs, ours, heads)
+    return both._replace(
+        param_names=(ours, f"{ours}_gate"),
+        read=lambda x: tuple(np.split(both.read(x)[0], 2, axis=-1)),
+        write=lambda *parts: both.write(np.concatenate(parts, axis=-1)),
     )
 
 

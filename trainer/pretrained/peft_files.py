@@ -39,14 +39,15 @@ KNOWN = (
 class _Adapter(NamedTuple):
     """One adapted module of a layer in PEFT's file. layer: None outside of the layers.
 
-    A fused module has the outputs of several of our matrices, in order. Their adapters are written as one, whose A has
-    the rows of all and whose B has blocks; one of PEFT's own, whose A serves all of them, is read as several.
+    A fused module has the outputs of several of our matrices. Their adapters are written as one, whose A has the rows
+    of all and whose B has blocks; one of PEFT's own, whose A serves all of them, is read as several.
     """
 
     module: str
     outputs: dict[str, int]  # by matrix
     adapted: tuple[str, ...]
     layer: tuple[int, ...] | None
+    rows: np.ndarray  # which output each row of the module is, as they follow each other in `outputs`
 
 
 def write_adapter(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
@@ -140,12 +141,17 @@ def _adapters(cfg: Model) -> Iterator[_Adapter]:
             raise StoreError("model.lora: GPT-2's adapters are not written for PEFT; use `--format hf`")
         module = tensor.hf_name.removesuffix(".weight")
         if not tensor.is_per_layer:
-            yield _Adapter(module, {name: table[name].shape[0] for name in adapted}, adapted, None)
+            outputs = {name: table[name].shape[0] for name in adapted}
+            yield _Adapter(module, outputs, adapted, None, np.arange(sum(outputs.values())))
             continue
         shapes = {name: table["layers"][name].shape[1 + INPUT_AXES[plain_name(name)] :] for name in tensor.param_names}
         outputs = {name: math.prod(shape) for name, shape in shapes.items()}
+        numbers = np.split(np.arange(sum(outputs.values())), np.cumsum(list(outputs.values()))[:-1])
+        ones = ((1,) * INPUT_AXES[plain_name(name)] for name in shapes)
+        parts = zip(numbers, ones, shapes.values(), strict=True)
+        rows = tensor.write(*(part.reshape(*one, *shape) for part, one, shape in parts)).reshape(-1)
         for name, place in tensor.places(cfg).items():
-            yield _Adapter(f"model.{name.removesuffix('.weight')}", outputs, adapted, place)
+            yield _Adapter(f"model.{name.removesuffix('.weight')}", outputs, adapted, place, rows)
 
 
 def _to_peft(params: Params, adapter: _Adapter, lora: Lora) -> tuple[np.ndarray, np.ndarray]:
@@ -156,7 +162,7 @@ def _to_peft(params: Params, adapter: _Adapter, lora: Lora) -> tuple[np.ndarray,
     blocks = np.zeros((sum(adapter.outputs.values()), rank * len(adapter.adapted)), np.float32)
     for name, rows, columns in _places(adapter, rank):
         blocks[rows, columns] = np.asarray(tree[f"{name}_lora_b"])[at].reshape(rank, -1).T
-    return joined, blocks
+    return joined, blocks[adapter.rows]
 
 
 def _places(adapter: _Adapter, rank: int) -> Iterator[tuple[str, slice, slice]]:
@@ -176,6 +182,7 @@ def _copy_into(params: Params, table: Params, adapter: _Adapter, part: str, arra
     where = f"{adapter.module}.lora_{part}"
     if array.shape not in wide:
         raise StoreError(f"{where}: the shape {array.shape} does not match the model")
+    array = array if part == "A" else array[np.argsort(adapter.rows)]
     shared, left = array.shape == wide[0], array.copy()
     tree = params if adapter.layer is None else params.setdefault("layers", {})
     for name, rows, columns in _places(adapter, rank):

@@ -5,6 +5,7 @@ newest token to the same place, given by the decoding step: one in-place slice i
 age of a token gives its place, so a prompt is rotated to the step at which its row begins.
 
 Every token reads whole rings, so they are only as long as the rows in flight need, and are resized between chunks.
+Recurrent layers have a memory of one size instead.
 """
 
 from functools import partial
@@ -18,6 +19,7 @@ from conf.schema.training.layer_kinds import layer_kind, layer_kinds, sized
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.models.attention import attention_weights, soft_cap
+from trainer.models.delta_net import Memory, empty_memory
 
 CACHE_AXES = ("batch", "kv_heads", None, None)
 PREFILL_AXES = (None, "kv_heads", None, None)
@@ -25,7 +27,7 @@ PREFILL_AXES = (None, "kv_heads", None, None)
 
 
 class KVCache(NamedTuple):
-    """One array per layer that has keys, or its partition; the layers that share those of others are the last.
+    """One array per layer that has keys, or its partition, and one `Memory` per recurrent layer.
 
     Keys on CPU are [slots, kv_heads, head_dim, places], see `places_axes`; all others [slots, kv_heads, places,
     head_dim].
@@ -33,6 +35,7 @@ class KVCache(NamedTuple):
 
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
+    memories: tuple[Memory, ...] = ()
 
 
 def places_axes() -> tuple[int, int]:
@@ -50,9 +53,19 @@ def ring_size(cfg: Model, layer: int, length: int) -> int:
     return min(cfg.sliding_window, length) if layer_kind(cfg, layer).is_local else length
 
 
-def num_rings(cfg: Model) -> int:
-    """Return how many layers, the first ones, have keys and values of their own."""
-    return cfg.num_layers - cfg.num_kv_shared_layers
+def layers_with_rings(cfg: Model) -> list[int]:
+    """Return the layers that have keys and values of their own."""
+    return [i for i, kind in enumerate(layer_kinds(cfg)) if not kind.shares and not kind.is_recurrent]
+
+
+def recurrent_layers(cfg: Model) -> list[int]:
+    return [i for i, kind in enumerate(layer_kinds(cfg)) if kind.is_recurrent]
+
+
+def memory_axes(rows: str | None) -> Memory:
+    """Return the logical axes of a memory's arrays; rows: that of the first one, as in CACHE_AXES or PREFILL_AXES."""
+    keys, values = (rows, None, "kv_heads", None), (rows, None, "heads", None)
+    return Memory((keys, keys, values), (rows, "heads", None, None))
 
 
 def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
@@ -60,12 +73,20 @@ def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
 
     def rings(axis: int) -> tuple[jax.Array, ...]:
         shapes = []
-        for layer, kind in enumerate(layer_kinds(cfg)[: num_rings(cfg)]):
-            own, size = sized(cfg, kind), ring_size(cfg, layer, length)
+        for layer in layers_with_rings(cfg):
+            own, size = sized(cfg, layer_kind(cfg, layer)), ring_size(cfg, layer, length)
             shapes.append((slots, own.num_kv_heads, *((size, own.head_dim) if axis == 2 else (own.head_dim, size))))
         return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *CACHE_AXES) for shape in shapes)
 
-    return KVCache(*map(rings, places_axes()))
+    empty = [empty_memory(cfg.delta_net, slots, cfg.activation_dtype) for _ in recurrent_layers(cfg) if cfg.delta_net]
+    keys, values = map(rings, places_axes())
+    return KVCache(keys, values, tuple(map(_placed, empty)))
+
+
+def _placed(memory: Memory) -> Memory:
+    axes = memory_axes("batch")
+    recent = tuple(meshes.constrain(x, *named) for x, named in zip(memory.recent, axes.recent, strict=True))
+    return Memory(recent, meshes.constrain(memory.state, *axes.state))
 
 
 def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths: jax.Array, step: jax.Array) -> KVCache:
@@ -80,8 +101,13 @@ def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths:
         new = taken(jnp.maximum(source, 0), lengths)
         return meshes.constrain(jnp.where((source >= 0)[:, None, None, None], new, ring), *CACHE_AXES)
 
-    parts = zip(places_axes(), cache, prompts, strict=True)
-    return KVCache(*(tuple(map(partial(admitted, axis), rings, new)) for axis, rings, new in parts))
+    def taken(old: jax.Array, prompt: jax.Array) -> jax.Array:
+        return jnp.where((source >= 0)[:, None, None, None], prompt[jnp.maximum(source, 0)].astype(old.dtype), old)
+
+    parts = zip(places_axes(), cache[:2], prompts[:2], strict=True)
+    memories = jax.tree.map(taken, cache.memories, prompts.memories)
+    keys, values = (tuple(map(partial(admitted, axis), rings, new)) for axis, rings, new in parts)
+    return KVCache(keys, values, tuple(map(_placed, memories)))
 
 
 def resize(cache: KVCache, cfg: Model, length: int, step: jax.Array) -> KVCache:
@@ -98,9 +124,10 @@ def resize(cache: KVCache, cfg: Model, length: int, step: jax.Array) -> KVCache:
 
         return meshes.constrain(jax.vmap(moved)(ring), *CACHE_AXES)
 
-    sizes = [ring_size(cfg, layer, length) for layer in range(num_rings(cfg))]
-    parts = zip(places_axes(), cache, strict=True)
-    return KVCache(*(tuple(map(partial(resized, axis), rings, sizes)) for axis, rings in parts))
+    sizes = [ring_size(cfg, layer, length) for layer in layers_with_rings(cfg)]
+    parts = zip(places_axes(), cache[:2], strict=True)
+    keys, values = (tuple(map(partial(resized, axis), rings, sizes)) for axis, rings in parts)
+    return KVCache(keys, values, cache.memories)
 
 
 def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int, axis: int) -> jax.Array:

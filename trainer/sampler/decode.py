@@ -9,7 +9,7 @@ from jax import lax
 
 from conf.schema.training.layer_kinds import layer_kind, source_layer
 from conf.schema.training.model import Model
-from trainer.models import attention, decoder, per_layer
+from trainer.models import attention, decoder, delta_net, per_layer
 from trainer.models.weights import Params
 from trainer.sampler import cache as caches
 from trainer.sampler.cache import KVCache, places_axes
@@ -99,32 +99,48 @@ class PrefillResult(NamedTuple):
 def prefill(cfg: Model, drawn_from: Distribution, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
     """Compute prompts. tokens: int32 [P, bucket], padded on the right with any token; lengths: int32 [P]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    used: list[decoder.KeysAndValues] = []
+    used: dict[int, decoder.KeysAndValues] = {}
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
+    memories: list[delta_net.Memory] = []
     axes = places_axes()
 
-    def attend(
-        query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, sinks: jax.Array | None
-    ) -> jax.Array:
-        used.append((key, value))
-        if len(keys) < caches.num_rings(cfg):
-            keys.append(jnp.moveaxis(key, 1, axes[0]))
-            values.append(jnp.moveaxis(value, 1, axes[1]))
-        return attention.self_attention(query, key, value, None, window, cfg, sinks)
+    def remember(inputs: delta_net.Inputs, kernels: tuple[jax.Array, ...]) -> jax.Array:
+        out, memory = delta_net.run(inputs, kernels, counted=positions < lengths[:, None])
+        memories.append(memory)
+        return out
 
     first = x = decoder.embed(copy, cfg, tokens, positions)
     own_input = per_layer.layer_input(copy, cfg, tokens)
     for i, weights in enumerate(copy["layers"]):
         kind = layer_kind(cfg, i)
+
+        def attend(
+            query: jax.Array,
+            key: jax.Array,
+            value: jax.Array,
+            window: int | None,
+            sinks: jax.Array | None,
+            i: int = i,
+            own: bool = not kind.shares,
+        ) -> jax.Array:
+            if own:
+                used[i] = key, value
+                keys.append(jnp.moveaxis(key, 1, axes[0]))
+                values.append(jnp.moveaxis(value, 1, axes[1]))
+            return attention.self_attention(query, key, value, None, window, cfg, sinks)
+
         shared = used[source_layer(cfg, i)] if kind.shares else None
-        x = decoder.decoder_layer(x, first, weights, cfg, positions, kind, attend, shared=shared, own_input=own_input)
+        x = decoder.decoder_layer(
+            x, first, weights, cfg, positions, kind, attend, recurrence=remember, shared=shared, own_input=own_input
+        )
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
     said = None
     if drawn_from.has_penalties:
         none = jnp.zeros((len(tokens), cfg.vocab_size), bool)
         said = none.at[jnp.arange(len(tokens))[:, None], tokens].max(positions < lengths[:, None])
-    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values)), said)
+    cache = KVCache(tuple(keys), tuple(values), tuple(memories))
+    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), cache, said)
 
 
 NO_TOKEN = -1
@@ -246,7 +262,8 @@ def decode(
 
 def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[jax.Array, KVCache]:
     """Return the hidden states [slots, D] of one more token per slot, and the updated cache."""
-    rings = list(zip(*slots.cache, strict=True))
+    rings = dict(zip(caches.layers_with_rings(cfg), zip(*slots.cache[:2], strict=True), strict=True))
+    memories = dict(zip(caches.recurrent_layers(cfg), slots.cache.memories, strict=True))
     tokens, positions = token[:, None], slots.position[:, None]
     first = x = decoder.embed(copy, cfg, tokens, positions)
     own_input = per_layer.layer_input(copy, cfg, tokens)
@@ -266,7 +283,13 @@ def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tu
                 rings[i] = caches.written(rings[i], key, value, slots.step)
             return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg, sinks)
 
+        def recall(inputs: delta_net.Inputs, kernels: tuple[jax.Array, ...], i: int = i) -> jax.Array:
+            out, memories[i] = delta_net.run(inputs, kernels, memories[i])
+            return out
+
         shared = rings[source] if kind.shares else None
-        x = decoder.decoder_layer(x, first, weights, cfg, positions, kind, attend, shared=shared, own_input=own_input)
-    keys, values = zip(*rings, strict=True)
-    return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(keys, values)
+        x = decoder.decoder_layer(
+            x, first, weights, cfg, positions, kind, attend, recurrence=recall, shared=shared, own_input=own_input
+        )
+    keys, values = (tuple(ring[part] for ring in rings.values()) for part in (0, 1))
+    return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(keys, values, tuple(memories.values()))

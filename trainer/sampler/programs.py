@@ -21,9 +21,10 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.models import weights
 from trainer.models.decoder import unstack_layers
+from trainer.models.delta_net import Memory
 from trainer.models.weights import Params
 from trainer.sampler import decode
-from trainer.sampler.cache import CACHE_AXES, PREFILL_AXES, KVCache, num_rings
+from trainer.sampler.cache import CACHE_AXES, PREFILL_AXES, KVCache, layers_with_rings, memory_axes, recurrent_layers
 from trainer.sampler.decode import PrefillResult, Said, Slots, prefill
 from trainer.sampler.settings import SamplerSettings
 
@@ -61,6 +62,7 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
             cfg.num_kv_heads,
             cfg.num_global_kv_heads or 0,
             cfg.per_layer_dim,
+            cfg.delta_net.num_key_heads if cfg.delta_net is not None else 0,
             cfg.num_heads,
             cfg.mlp_dim,
             cfg.vocab_size,
@@ -86,7 +88,7 @@ def copy_params(params: Params, cfg: Model) -> Params:
 
     def typed(path: Any, weight: jax.Array) -> jax.Array:
         name = path[-1].key
-        in_float32 = "norm" in name or name == "router" or name.endswith(("_bias", "_scale", "_logits"))
+        in_float32 = "norm" in name or name == "router" or name.endswith(("_bias", "_scale", "_logits", "_log"))
         return weight if in_float32 else weight.astype(cfg.activation_dtype)
 
     copy = jax.tree.map_with_path(typed, params)
@@ -251,7 +253,12 @@ class SamplerPrograms:
         return Slots(*by_row, REPLICATED, self._cache_specs(CACHE_AXES), said)
 
     def _cache_specs(self, axes: tuple[str | None, ...]) -> KVCache:
-        return KVCache(*((meshes.partition_spec(*axes),) * num_rings(self.cfg) for _ in range(2)))
+        """Return the partitions of a cache whose arrays of keys and values have these logical axes."""
+        named = memory_axes(axes[0])
+        recent = tuple(meshes.partition_spec(*own) for own in named.recent)
+        memory = Memory(recent, meshes.partition_spec(*named.state))
+        rings = (meshes.partition_spec(*axes),) * len(layers_with_rings(self.cfg))
+        return KVCache(rings, rings, (memory,) * len(recurrent_layers(self.cfg)))
 
     def _per_device(self, function: Callable[..., Any], taken: Any, given: Any) -> Callable[..., Any]:
         """Run the function on each device's own part if every device holds all weights."""

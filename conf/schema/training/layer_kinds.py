@@ -23,6 +23,11 @@ class LayerKind(NamedTuple):
         return self.letter in "Ll"
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether it is a `DeltaNet`, which has no keys and values of single tokens."""
+        return self.letter == "D"
+
+    @property
     def is_rotated(self) -> bool:
         return self.letter.isupper()
 
@@ -30,6 +35,10 @@ class LayerKind(NamedTuple):
 OF_HEADS, OF_KEYS, OF_MLP = ("query", "key", "value", "output"), ("key", "value"), ("gate", "up", "down")
 """First words of the names of weights that layers of another kind may have otherwise, or not at all."""
 MARKS = ("global", "wide")
+OF_DELTA_NET = "delta"
+"""First word of the names of weights that only recurrent layers have, in place of `OF_HEADS`."""
+DELTA_CHUNK = 64
+"""Tokens that a recurrent layer computes together in whole rows."""
 
 
 def layer_kind(cfg: Model, layer: int) -> LayerKind:
@@ -69,6 +78,8 @@ def has_own_values(cfg: Model, kind: LayerKind) -> bool:
 def stack_name(cfg: Model, name: str, kind: LayerKind) -> str | None:
     """Return the stack that holds a weight of a layer of this kind, None if such layers lack it."""
     first, *rest = name.split("_")
+    if (first in OF_HEADS and kind.is_recurrent) or (first == OF_DELTA_NET and not kind.is_recurrent):
+        return None
     if (first in OF_KEYS and kind.shares) or (first == "value" and not has_own_values(cfg, kind)):
         return None
     has_sizes = cfg.global_head_dim is not None or cfg.num_global_kv_heads is not None
@@ -98,9 +109,22 @@ def stack_names(cfg: Model, name: str) -> list[str]:
 
 
 def attended_entries(cfg: Model, sequence: int) -> int:
-    """Return the entries of queries times the tokens that they may attend to, over all layers, ignoring causality."""
-    sizes = ((kind, sized(cfg, kind)) for kind in layer_kinds(cfg))
-    return sum(
-        size.num_heads * size.head_dim * (min(sequence, cfg.sliding_window) if kind.is_local else sequence)
-        for kind, size in sizes
-    )
+    """Return the entries of queries times the tokens that they may attend to, over all layers, ignoring causality.
+
+    Each stands for two products. Those of a recurrent layer are counted as they are, and halved.
+    """
+
+    def of_layer(kind: LayerKind) -> int:
+        if kind.is_recurrent:
+            return _delta_products(cfg) // 2
+        size = sized(cfg, kind)
+        return size.num_heads * size.head_dim * (min(sequence, cfg.sliding_window) if kind.is_local else sequence)
+
+    return sum(map(of_layer, layer_kinds(cfg)))
+
+
+def _delta_products(cfg: Model) -> int:
+    """Return the products of a token in a recurrent layer: within its chunk, and with each head's matrix."""
+    assert cfg.delta_net is not None, "a model with recurrent layers"
+    keys, values = cfg.delta_net.key_head_dim, cfg.delta_net.value_head_dim
+    return cfg.delta_net.num_value_heads * (DELTA_CHUNK * (3 * keys + 2 * values) + 3 * keys * values)

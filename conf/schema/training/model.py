@@ -58,6 +58,23 @@ class Experts(Strict):
         return self
 
 
+class DeltaNet(Strict):
+    """Gated DeltaNet (https://arxiv.org/abs/2412.06464): attention whose memory is one matrix per head."""
+
+    num_key_heads: int = Field(ge=1, le=1024, description="Number of query and key heads. Must divide num_value_heads.")
+    num_value_heads: int = Field(ge=1, le=1024, description="Number of value heads.")
+    key_head_dim: int = Field(ge=1, le=1024, description="Width of a query or key head.")
+    value_head_dim: int = Field(ge=1, le=1024, description="Width of a value head.")
+    conv_kernel_dim: int = Field(ge=2, le=64, description="Tokens that the convolution before it mixes.")
+
+    @model_validator(mode="after")
+    def _heads_share_keys(self) -> "DeltaNet":
+        if self.num_value_heads % self.num_key_heads:
+            given = f"num_value_heads ({self.num_value_heads})"
+            raise ValueError(f"{given} must be a multiple of num_key_heads ({self.num_key_heads})")
+        return self
+
+
 class Lora(Strict):
     """Adapters of frozen matrices (https://arxiv.org/abs/2106.09685). Names are those of PEFT's adapter_config.json."""
 
@@ -111,6 +128,7 @@ class Model(Strict):
 
     family: (
         Literal["mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3", "gemma4"]
+        | Literal["qwen3_5"]
         | None
     ) = Field(default=None, description="Whose config.json an export has. null: the first that can say these switches.")
     norm: Literal["rms", "rms_plus_one", "rms_plain", "layer"] = Field(
@@ -126,6 +144,10 @@ class Model(Strict):
     attention_k_eq_v: bool = Field(
         default=False, description="The values of global layers are their keys before norm and rotation."
     )
+    attention_gate: bool = Field(
+        default=False, description="Multiply what a head attends to by the sigmoid of a projection of its own."
+    )
+    delta_net: DeltaNet | None = Field(default=None, description="Sizes of the layers D of attention_pattern.")
     attention_sinks: bool = Field(default=False, description="Each head has a learned logit to attend to nothing.")
     layer_scalars: bool = Field(default=False, description="Multiply each layer's output by a constant of its weights.")
     mlp: Literal["geglu", "swiglu", "clamped_swiglu", "gelu", "relu2"] = Field(
@@ -154,9 +176,10 @@ class Model(Strict):
     )
     partial_rotary_factor: float = Field(default=1.0, gt=0, le=1, description="Share of a head that is rotated.")
     attention_pattern: str = Field(
-        pattern=r"^[LGlg]+$",
+        pattern=r"^[LGlgD]+$",
         max_length=512,
-        description="Attention per layer, repeated. L: local, G: global, l and g: the same without rotary positions.",
+        description="Attention per layer, repeated. L: local, G: global, l and g: the same without rotary positions. "
+        "D: delta_net.",
     )
     sliding_window: int = Field(
         ge=1, le=16_777_216, description="Tokens that a local layer attends to, including the current one."
@@ -255,9 +278,13 @@ class Model(Strict):
         if self.qk_norm == "whole" and self.norm == "rms_plain":
             raise ValueError("qk_norm whole needs a norm with weights, not rms_plain")
         if self.attention_form == "maha" or self.residual != "plain":
-            for key in ("global_head_dim", "num_global_kv_heads", "num_kv_shared_layers", "per_layer_dim"):
+            for key in ("global_head_dim", "num_global_kv_heads", "num_kv_shared_layers", "per_layer_dim", "delta_net"):
                 if getattr(self, key):
                     raise ValueError(f"{key} needs attention_form causal and residual plain")
+        if (self.delta_net is not None) != ("D" in self.attention_pattern):
+            raise ValueError("delta_net is of the layers D of attention_pattern: set both or none")
+        if self.delta_net is not None and (self.num_kv_shared_layers or self.biases not in ("none", "mlp")):
+            raise ValueError("delta_net needs num_kv_shared_layers 0 and no biases of attention")
         if self.residual == "mhc_lite" and self.hyper.streams > 5:
             raise ValueError(f"residual mhc_lite has streams! permutations: hyper.streams ({self.hyper.streams}) > 5")
         if self.attention_form == "maha":

@@ -12,6 +12,7 @@ from conf.schema.training.model import Model
 from conf.schema.training.optimizer import ParamGroup
 
 INPUT_AXES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
+INPUT_AXES |= {"query_gate": 1, "delta_query": 1, "delta_key": 1, "delta_value": 1, "delta_gate": 1, "delta_output": 2}
 """Matrices of a layer that may have an adapter, and how many of their axes are inputs; the others are outputs."""
 OF_PEFT = {
     **{"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "out_proj": "output"},
@@ -35,7 +36,8 @@ def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
 def adapted_matrices(cfg: Model) -> dict[str, str]:
     """Return the matrices that may have an adapter, by their path."""
     blocks = ("gate", "up", "down") if cfg.experts is not None else () if cfg.is_gated else ("gate",)
-    names = [name for name in INPUT_AXES if name not in blocks]
+    absent = blocks if cfg.attention_gate else (*blocks, "query_gate")
+    names = [name for name in INPUT_AXES if name not in absent]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
     stacks = (stack for name in names for stack in stack_names(cfg, name))
     return {f"layers.{stack}": stack for stack in stacks} | outside
@@ -59,7 +61,8 @@ def weight_names(cfg: Model | Trm) -> list[str]:
     """Return the dotted names of all weights of Slipway's own models."""
     if isinstance(cfg, Trm):
         return [*_of_trm(cfg)]
-    layer = [*_of_attention(cfg), *_of_maha(cfg), *_of_mlp(cfg), *_of_residual(cfg), *_of_per_layer(cfg)]
+    layer = [*_of_attention(cfg), *_of_delta_net(cfg), *_of_maha(cfg), *_of_mlp(cfg), *_of_residual(cfg)]
+    layer += _of_per_layer(cfg)
     stacks = [stack for name in layer for stack in stack_names(cfg, name)]
     found = ["embedding", *(f"layers.{stack}" for stack in stacks), *_of_norm(cfg, "final_norm")]
     found += _of_norm(cfg, "per_layer_norm") if cfg.per_layer_dim else []
@@ -82,12 +85,22 @@ def _of_attention(cfg: Model) -> Iterator[str]:
         yield name
         if cfg.biases in ("attention", "all") or (cfg.biases == "qkv" and name != "output"):
             yield f"{name}_bias"
+    if cfg.attention_gate:
+        yield "query_gate"
     if cfg.attention_sinks:
         yield "sink_logits"
     if cfg.qk_norm != "none":
         yield from (*_of_norm(cfg, "query_norm"), *_of_norm(cfg, "key_norm"))
     if cfg.post_norms:
         yield from _of_norm(cfg, "post_attention_norm")
+
+
+def _of_delta_net(cfg: Model) -> Iterator[str]:
+    if cfg.delta_net is not None:
+        mixed = [f"delta_{name}" for name in ("query", "key", "value")]
+        yield from (*mixed, *(f"{name}_kernel" for name in mixed))
+        parts = ("gate", "rate", "decay", "time_bias", "decay_log", "norm", "output")
+        yield from (f"delta_{part}" for part in parts)
 
 
 def _of_maha(cfg: Model) -> Iterator[str]:

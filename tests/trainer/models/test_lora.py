@@ -28,7 +28,7 @@ from trainer.pretrained import hf_families, hf_files, peft_files, run_weights, s
 from trainer.step import train_step
 
 TARGETS = {"gemma2": ("layers.query", "layers.value", "layers.down"), "llama3": ("layers.*", "unembedding")}
-MATRICES = {"qwen3_moe": 4, "gpt_oss": 4, "gemma4": 10, "gemma4_e2b": 14}
+MATRICES = {"qwen3_moe": 4, "gpt_oss": 4, "gemma4": 10, "gemma4_e2b": 14, "qwen3_5": 13, "qwen3_5_yarn": 13}
 """Those that `layers.*` adapts, where they are not the usual seven."""
 LORA = {
     "gemma2": Lora(r=4, lora_alpha=8, target_modules=TARGETS["gemma2"], base_dtype="float32"),
@@ -198,7 +198,9 @@ def test_adapters_of_a_newer_family_learn_and_merge(family: str) -> None:
     assert all(np.abs(g).max(axis=tuple(range(1, g.ndim))).all() for g in jax.tree.leaves(gradient))
     assert np.abs(found - expected_of(family)["logits"]).max() > 0.05
     merged = jax.tree.map(np.asarray, store.merged(params, cfg))
-    np.testing.assert_allclose(logits(merged, bare(cfg), family), found, rtol=0, atol=2e-5)
+    # a DeltaNet normalizes what its heads read, which magnifies rounding
+    atol = 2e-5 * (float(np.abs(found).max()) if family.startswith("qwen3_5") else 1)
+    np.testing.assert_allclose(logits(merged, bare(cfg), family), found, rtol=0, atol=atol)
 
 
 def test_a_fused_adapter_of_peft_s_own_is_read_as_one_of_each_part(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_each_token_stays_at_the_place_of_its_age(tiny, old, new, on_cpu):
         ring[(step - ages) % old] = ages
         rings = jnp.broadcast_to(ring[:, None], (2, 1, old, 3))
         with jax.sharding.use_abstract_mesh(make_mesh(1, 1, 1).abstract_mesh) if on_cpu else nullcontext():
-            [keys], [values] = resize(cache.KVCache((keys_of(rings),), (rings,)), cfg, new, jnp.int32(step))
+            [keys], [values], _ = resize(cache.KVCache((keys_of(rings),), (rings,)), cfg, new, jnp.int32(step))
         for made in (keys_of(keys), values):
             assert made.shape == (2, 1, new, 3)
             np.testing.assert_array_equal(np.asarray(made)[1, 0, (step - kept) % new, 2], kept)
