@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from conf.schema.assets import Asset
 from conf.schema.config import Config
-from conf.schema.training.data import Corpus, RowData, TextData
+from conf.schema.training.data import Corpus, CustomDocuments, CustomQuestions, RowData, TextData
 from conf.schema.training.loop import LmLoop
 from controller.config.run_yaml import ASSET
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import nearest_names, plural
 from controller.gcp.google_errors import ForbiddenError, NotFoundError
-from controller.inputs.addresses import BUILT_IN_TOKENIZERS
+from controller.inputs.addresses import BUILT_IN_TOKENIZERS, What, address_problem, how_to_ship
 from controller.inputs.code_files import POINTERS
 from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
 
@@ -342,3 +342,32 @@ def _nearest(wanted: str, names: Set[str]) -> str:
 
 def _sample(wanted: str, names: Set[str]) -> str:
     return nearest_names(wanted, names) or "nothing"
+
+
+@check("data_path", "error", "data.NAME", *FOLDERS, also="warning")
+def data_are_reachable(config: Config) -> Iterator[Issue]:
+    """The program reads data and weights on the workers, which get this machine's files only as assets."""
+    if config.data is None:
+        return
+    called = isinstance(config.data, CustomDocuments | CustomQuestions)  # the function knows what its path means
+    for key, value in sources(config):
+        what: What = "weights" if key in FOLDERS else "tokenizer" if key == "data.tokenizer" else "data"
+        if called and what == "data":
+            continue
+        if value.startswith("run:") and what == "weights":
+            continue  # a checkpoint
+        if problem := address_problem(value, key, what, config.data.kind):
+            # of a file that is here, `first_row` tells it
+            is_read = what == "data" and config.data.kind != "parquet" and paths_here(config, value)
+            if problem.certain or not is_read:
+                yield Issue(problem.message, key, None if problem.certain else "warning")
+        elif _is_only_here(config, value):
+            made_there = value.startswith("/") or config.program.setup  # by an image or a command, perhaps
+            yield Issue(how_to_ship(value, key, what), key, "warning" if made_there else None)
+
+
+def _is_only_here(config: Config, value: str) -> bool:
+    """Return whether a value is a path that the workers lack: a relative one, or with Google's VMs an absolute one."""
+    if re.match(r"\w+:", value):  # gs://…, assets://…
+        return False
+    return not value.startswith("/") or (config.cloud.kind == "gcp" and not config.program.setup)

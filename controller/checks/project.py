@@ -27,7 +27,7 @@ from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
 from controller.inputs.git import repository_root
 from controller.inputs.modules import absent_imports, meant_module, modules_in
-from controller.inputs.own_program import HERE_CLOUDS, quote_words
+from controller.inputs.own_program import HERE_CLOUDS, may_be_newer, other_python, quote_words
 from controller.inputs.resolved_assets import path_exists
 from controller.inputs.setup_words import named_file_problem
 from controller.plan.build import Plan
@@ -98,8 +98,8 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
     bare = words.key == "program.command" and _has_slipways_packages(config)
     own = config.env.packages in ("lock", "requirements")
     certain = None if words.certain else "warning"
-    newer = "warning" if own and program_words.may_be_newer(words.argv, config.env.python) else None
-    if own and (problem := program_words.other_python(words.argv, config.env.python)):
+    newer = "warning" if own and may_be_newer(words.argv, config.env.python) else None
+    if own and (problem := other_python(words.argv, config.env.python)):
         yield Issue(problem, words.key, "warning")
     if words.key == "program.setup" and (problem := named_file_problem(words.argv, root)):
         yield Issue(problem, words.key, certain)

@@ -1,14 +1,12 @@
 """Training: the bundled trainer's settings fit the mesh, and the model can learn."""
 
 import math
-import re
 from collections.abc import Iterator
 
 from conf.schema.config import Config
 from conf.schema.topology import find_topology, tpu_type_table
 from conf.schema.training.data import (
     CustomDocuments,
-    CustomQuestions,
     JsonlData,
     ParquetData,
     PuzzleData,
@@ -21,11 +19,9 @@ from conf.schema.training.optimizer import DecaySchedule, PiecewiseSchedule, War
 from conf.schema.training.refusals import refusals
 from conf.schema.training.settings import Mesh
 from conf.schema.unread import OF_PODS, OF_TRAINER, unread_keys
-from controller.checks.input_files import FOLDERS, paths_here, sources
 from controller.config.run_yaml import backend
 from controller.core.finding import Issue, check
 from controller.core.text import plural
-from controller.inputs.addresses import What, address_problem, how_to_ship
 from controller.plan.samplers import sampler_configs
 
 MAX_NAME = 63
@@ -145,35 +141,6 @@ def streams_share_rows(config: Config) -> Iterator[Issue]:
     if data.packing != "windows" and loop.rows % data.streams:
         message = f"{data.streams} streams do not divide the {loop.rows} rows of a batch evenly"
         yield Issue(f"{message}; use a divisor of {loop.rows}")
-
-
-@check("data_path", "error", "data.NAME", *FOLDERS, also="warning")
-def data_are_reachable(config: Config) -> Iterator[Issue]:
-    """The program reads data and weights on the workers, which get this machine's files only as assets."""
-    if config.data is None:
-        return
-    called = isinstance(config.data, CustomDocuments | CustomQuestions)  # the function knows what its path means
-    for key, value in sources(config):
-        what: What = "weights" if key in FOLDERS else "tokenizer" if key == "data.tokenizer" else "data"
-        if called and what == "data":
-            continue
-        if value.startswith("run:") and what == "weights":
-            continue  # a checkpoint
-        if problem := address_problem(value, key, what, config.data.kind):
-            # of a file that is here, `first_row` tells it
-            is_read = what == "data" and config.data.kind != "parquet" and paths_here(config, value)
-            if problem.certain or not is_read:
-                yield Issue(problem.message, key, None if problem.certain else "warning")
-        elif _is_only_here(config, value):
-            made_there = value.startswith("/") or config.program.setup  # by an image or a command, perhaps
-            yield Issue(how_to_ship(value, key, what), key, "warning" if made_there else None)
-
-
-def _is_only_here(config: Config, value: str) -> bool:
-    """Return whether a value is a path that the workers lack: a relative one, or with Google's VMs an absolute one."""
-    if re.match(r"\w+:", value):  # gs://…, assets://…
-        return False
-    return not value.startswith("/") or (config.cloud.kind == "gcp" and not config.program.setup)
 
 
 @check("schedule", "warning", "optimizer.schedule.horizon_steps", "optimizer.schedule.points", also="note")

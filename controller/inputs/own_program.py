@@ -4,6 +4,7 @@ The same words in the same folder give the same overrides, so they mean the same
 """
 
 import re
+import sys
 import tomllib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from controller.inputs.program_words import (
     program_problem,
     script_of,
     shell_line,
+    started,
     word_after,
 )
 
@@ -34,6 +36,7 @@ HERE_CLOUDS = ("local", "here")
 """Clouds on this machine: their workers use its packages, without a download."""
 PLAIN_WORD = re.compile(r"-{0,2}[A-Za-z][\w./-]*", re.ASCII)
 """A word that Hydra's grammar takes for a text."""
+PYTHON = re.compile(r"python(2|[23]\.\d+)")
 DEFAULT_ZONE = "us-central1-a"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MAX_NAME_LENGTH = 42
@@ -218,3 +221,17 @@ def default_python() -> str:
 
 def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
+
+
+def other_python(argv: Sequence[str], version: str) -> str:
+    """Return which word names another Python than that of the packages, of this version; empty if none does."""
+    named = next((word for word in argv if PYTHON.fullmatch(word)), "python")
+    if named.removeprefix("python") in ("", ".".join(version.split(".")[:2])):
+        return ""
+    return f"{named} is not the Python of the packages, which is {version} (env.python); write python"
+
+
+def may_be_newer(argv: Sequence[str], version: str) -> bool:
+    """Return whether words start a program of a newer Python than this one, which may have a newer syntax."""
+    is_python = Path(started(argv, Path())[0][0]).name.startswith("python")
+    return is_python and sys.version_info[:2] < tuple(map(int, version.split(".")[:2]))

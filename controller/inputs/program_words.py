@@ -22,7 +22,6 @@ INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 PYTHON_OPTION = re.compile(r"-[bBdEhiIOPqsSuvVx]*(?P<option>[mcXW])(?P<value>.*)|--check-hash-based-pycs", re.DOTALL)
 SHELL_OPTION = re.compile(r"[-+][a-zA-Z]*?(?P<option>[coO])[a-zA-Z]*(?P<value>)|--(rcfile|init-file)")
 """Options of an interpreter that take a word: the next one, unless it is attached."""
-PYTHON = re.compile(r"python(2|[23]\.\d+)")
 SCRIPT_SUFFIXES = (".py", ".sh", ".bash", ".pl", ".jl")
 SHELL_OPERATORS = frozenset(["&&", "||", "|", ";", "&", ">", ">>", "<", "<<", "<<<", "2>", "2>>", "2>&1", "&>", "|&"])
 SHELL_WORDS = SHELL_OPERATORS | {
@@ -346,20 +345,6 @@ def syntax_problem(argv: Sequence[str], file: Path) -> str:
     done = subprocess.run([interpreter, "-n", str(file)], capture_output=True, check=False, text=True, errors="replace")
     said = done.stderr.strip().splitlines()
     return said[0].replace(str(file), file.name) if done.returncode and said else ""
-
-
-def other_python(argv: Sequence[str], version: str) -> str:
-    """Return which word names another Python than that of the packages, of this version; empty if none does."""
-    named = next((word for word in argv if PYTHON.fullmatch(word)), "python")
-    if named.removeprefix("python") in ("", ".".join(version.split(".")[:2])):
-        return ""
-    return f"{named} is not the Python of the packages, which is {version} (env.python); write python"
-
-
-def may_be_newer(argv: Sequence[str], version: str) -> bool:
-    """Return whether words start a program of a newer Python than this one, which may have a newer syntax."""
-    is_python = Path(started(argv, Path())[0][0]).name.startswith("python")
-    return is_python and sys.version_info[:2] < tuple(map(int, version.split(".")[:2]))
 
 
 def begins_program(word: str) -> bool:

@@ -9,7 +9,6 @@ import pytest
 
 from controller.checks import input_files
 from controller.checks.input_first_row import first_rows_have_the_columns
-from controller.checks.training import data_are_reachable
 from controller.core.finding import Check
 from tests.composed import config_of as config
 from tests.fakes.context import make_context
@@ -225,8 +224,8 @@ def test_columns_of_text_are_those_of_the_rows(rows: Path) -> None:
     (rows / "a.csv").write_text("text,label\na,b\n")
     for name, told in (("a.csv", 0), ("absent.csv", 1)):  # what is read here is told once
         made = config(*LINES, f"data.path=assets://mine/{name}", f"+assets.datasets.mine.path={rows}")
-        assert len([*data_are_reachable.function(made), *first_rows_have_the_columns.function(made)]) == 1
-        assert len([*data_are_reachable.function(made)]) == told
+        assert len([*input_files.data_are_reachable.function(made), *first_rows_have_the_columns.function(made)]) == 1
+        assert len([*input_files.data_are_reachable.function(made)]) == told
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"body": ["x"]}), rows / "a.parquet")
     change = ("data=parquet", "data.path=assets://mine/a.parquet")
