@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 import conf
 from conf.reference import Reference
-from conf.schema.base import LocalPath, Strict
+from conf.schema.base import LATER, LocalPath, Strict
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.rope import RopeScaling as RopeScaling
 
@@ -144,11 +144,15 @@ class Model(Strict):
     attention_k_eq_v: bool = Field(
         default=False, description="The values of global layers are their keys before norm and rotation."
     )
-    attention_gate: bool = Field(
+    attention_gate: Annotated[bool, LATER] = Field(
         default=False, description="Multiply what a head attends to by the sigmoid of a projection of its own."
     )
-    delta_net: DeltaNet | None = Field(default=None, description="Sizes of the layers D of attention_pattern.")
-    attention_sinks: bool = Field(default=False, description="Each head has a learned logit to attend to nothing.")
+    delta_net: Annotated[DeltaNet | None, LATER] = Field(
+        default=None, description="Sizes of the layers D of attention_pattern."
+    )
+    attention_sinks: Annotated[bool, LATER] = Field(
+        default=False, description="Each head has a learned logit to attend to nothing."
+    )
     layer_scalars: bool = Field(default=False, description="Multiply each layer's output by a constant of its weights.")
     mlp: Literal["geglu", "swiglu", "clamped_swiglu", "gelu", "relu2"] = Field(
         description="Feed-forward block; the -glu ones are gated. clamped_swiglu: of gpt-oss."
