@@ -54,7 +54,8 @@ def string_fields(annotation: Any = Config, path: tuple[str, ...] = ()) -> Itera
     elif annotation is str or annotation is Any:
         yield path
     elif kind is dict:
-        yield (*path, "<key>")
+        if [*string_fields(get_args(annotation)[0])]:
+            yield (*path, "<key>")
         yield from string_fields(get_args(annotation)[1], (*path, "*"))
     elif kind is tuple:
         yield from string_fields(get_args(annotation)[0], (*path, "0"))

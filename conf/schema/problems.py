@@ -44,7 +44,7 @@ PATTERN_HINTS = {
     r"^[a-z][a-z0-9_]{0,27}$": "use 1 to 28 characters a-z, 0-9 and _, starting with a letter",
     r"^[/~]": "use an absolute path, or one that begins with ~",
     r"^gs://[^/]+": "use gs://BUCKET/FOLDER",
-    r"^[LGlg]+$": "use L for local and G for global attention, such as LG; l and g: without rotation",
+    r"^[LGlgD]+$": "use L for local and G for global attention, such as LG; l and g: without rotation",
     r"^https?://[^\s/]\S*$": "must start with http:// or https:// and contain no spaces",
     r"^[0-9a-f]{64}$": "use the file's SHA-256, 64 characters 0-9 and a-f, as sha256sum prints it",
     r"^(https?://|ssh://|git@|file://|/)[^\s-]\S*$": "use an address such as https://github.com/OWNER/NAME",

@@ -171,7 +171,7 @@ def test_rules_of_ones_own_are_checks(folder: Path) -> None:
         "def three(config): return 3\n"
         "def ends(config): sys.exit(0)\ndef nothing(config): pass\ndef word(config): return 'no'\n"
     )
-    own = ["program=command", "program.command=[python]", "cloud.project=acme", "run.name=lm"]
+    own = ["program=command", "program.command=[python, -V]", "cloud.project=acme", "run.name=lm"]
     assert words(*own, "code.checks=[my_check:runs_have_owners]") == [
         "own_check: run.name: lm does not begin with its owner; use OWNER-lm",
         "own_check: budget.max_usd: our lab requires a budget; set it, e.g. 20",
