@@ -107,7 +107,7 @@ def test_a_section_lists_its_keys(folder: Path, capsys: pytest.CaptureFixture[st
     kinds = {load_yaml(file)["kind"] for file in (CONFIG_DIR / "optimizer").glob("*.yaml") if "kind" in load_yaml(file)}
     assert all(f"kind={kind}" in page for kind in kinds)
     assert "  optimizer.lr  number > 0 ≤ 10. Peak learning rate." in page
-    assert said(capsys, "help", "mesh").count("\n") == 4
+    assert said(capsys, "help", "mesh").count("\n") == 5
 
 
 @pytest.mark.parametrize(
