@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,6 +28,8 @@ CLOCK = "strftime_now"
 """The function by which a template asks transformers for today's date."""
 NO_CLOCK = "{% set strftime_now = no_clock %}\n"
 """Written before a template, it hides the function from it there too: `no_clock` is undefined."""
+GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables that a rendering gives a template."""
 TUNED = re.compile(r"(?:^|[-_.])(?:it|instruct|chat)(?:[-_.]|$)", re.IGNORECASE)
 """In the name of a model, its maker's word that it was tuned on a chat."""
 MODELS_TURN = "\N{LEFT WHITE SQUARE BRACKET}turn\N{RIGHT WHITE SQUARE BRACKET}"
@@ -111,6 +113,17 @@ class ChatTemplate:
         begin = form.bos if bos is None else bos
         return cls(literal(begin) + form.body, {})
 
+    def with_variables(self, variables: Mapping[str, bool | float | str] | None) -> "ChatTemplate":
+        """Return the template with values of variables that it reads, such as enable_thinking, whoever renders it."""
+        if not variables:
+            return self
+        read = meta.find_undeclared_variables(_environment().parse(self.source)) - {*GIVEN, *TOKEN_NAMES}
+        if unknown := [name for name in variables if name not in read]:
+            own = sorted(read - {CLOCK, "raise_exception"})
+            raise ChatTemplateError(f"it reads no variable {unknown[0]}; it reads {', '.join(own) or 'none'}")
+        lines = (f"{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}" for name, value in variables.items())
+        return ChatTemplate("\n".join([*lines, self.source]), self._tokens)
+
     def render(
         self,
         messages: Sequence[ChatMessage | Mapping[str, Any]],
@@ -123,7 +136,7 @@ class ChatTemplate:
         Messages and tools may be those of OpenAI's chat completions, with the arguments of calls as a mapping.
         """
         said = [message._asdict() if isinstance(message, ChatMessage) else message for message in messages]
-        given = {"messages": said, "tools": list(tools) or None, "documents": None, "add_generation_prompt": ask}
+        given = dict(zip(GIVEN, (said, list(tools) or None, None, ask), strict=True))
         try:
             return self._compiled.render(self._tokens | given)
         except Exception as error:  # a template is a program: it may fail in any way

@@ -9,6 +9,7 @@ import yaml
 
 import conf
 from conf.schema.config import Config
+from conf.schema.training.data import QuestionData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import VERIFIERS
 from conf.schema.training.model import Model
@@ -183,5 +184,11 @@ def _of_training(config: Config) -> Iterator[tuple[str, str]]:
     for i, group in enumerate(opt.param_groups if opt else ()):
         if group.lr_scale == 0 and group.lr is not None:
             yield f"optimizer.param_groups.{i}.lr", "lr_scale 0 freezes these weights"
+    if (
+        isinstance(config.data, QuestionData)
+        and config.data.chat_template != "own"
+        and config.data.chat_template_kwargs
+    ):
+        yield "data.chat_template_kwargs", "only a model's own template has variables; set data.chat_template=own"
     if profile is not None and config.loop is not None and profile.after >= config.loop.steps:
         yield "logging.profile.after", f"the run has {config.loop.steps} updates"

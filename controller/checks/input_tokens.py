@@ -54,7 +54,7 @@ def turns_are_the_models_own(config: Config, context: Context) -> Iterator[Issue
             choices = ", ".join(("none", *BUILT_IN))
             yield Issue(f"there is no template beside {data.tokenizer}; copy it there, or set one of {choices}", KEY)
         else:
-            yield from _example(data, own, files.stop_ids)
+            yield from _example(data, own.with_variables(data.chat_template_kwargs), files.stop_ids)
             if files.has_tool_use:
                 message = f"the template {TOOL_USE} is not read; environments describe their tools in the default one"
                 yield Issue(message, KEY, "note")

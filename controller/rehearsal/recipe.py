@@ -33,7 +33,7 @@ SIZES = KEYS_FREE_OF_WEIGHTS | {"sliding_window", "query_pre_attn_scalar"}
 DATA_KEYS = ("path", "eval_path", "eval_fraction", "text_column", "tokenizer", "bos", "eos")
 """Keys of `data` that a recipe of the Hub decides."""
 
-PLAIN_TEXT = {"chat_template": "none", "bos": "<bos>", "eos": "<eos>"}
+PLAIN_TEXT = {"chat_template": "none", "chat_template_kwargs": None, "bos": "<bos>", "eos": "<eos>"}
 """Of prompts in turns, whose template the stand-in for a tokenizer does not have."""
 
 

@@ -42,6 +42,33 @@ def test_what_is_not_given_is_none_as_in_transformers(name: str) -> None:
     assert ChatTemplate(f"{{{{ {name} is none }}}}", {}).render(HI) == "True"
 
 
+THINKING = (
+    "{% macro begin() %}<think>{{ '</think>' if enable_thinking is defined and not enable_thinking }}{% endmacro %}"
+    "{{ bos_token }}{{ messages[0].content }}{{ begin() }}{{ style }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "written"),
+    [
+        (None, "<s>hi<think>"),
+        ({"enable_thinking": True}, "<s>hi<think>"),
+        ({"enable_thinking": False, "style": '"x" {{ 1 }}'}, '<s>hi<think></think>"x" {{ 1 }}'),
+        ({"style": 1.5}, "<s>hi<think>1.5"),
+    ],
+)
+def test_variables_are_part_of_the_template(variables: Any, written: str) -> None:
+    """So its source, which an export writes, says the same to who renders it without them."""
+    template = ChatTemplate(THINKING, {"bos_token": "<s>"}).with_variables(variables)
+    assert template.render(HI) == ChatTemplate(template.source, {"bos_token": "<s>"}).render(HI) == written
+
+
+@pytest.mark.parametrize("name", ["enable_thought", "messages", "bos_token"])
+def test_a_variable_that_a_template_does_not_read_is_refused(name: str) -> None:
+    with pytest.raises(ChatTemplateError, match=f"it reads no variable {name}; it reads enable_thinking, style"):
+        ChatTemplate(THINKING, {}).with_variables({name: False})
+
+
 def template_end(name: str) -> str | None:
     return ChatTemplate.built_in(name, None).end_of_turn(["<eos>", "<start_of_turn>", *BUILT_IN[name].special])
 

@@ -7,8 +7,9 @@ all other ids are those of the whole rendering in Hugging Face's tokenizers.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from etils import epath
 
@@ -60,7 +61,7 @@ def load_chat(data: QuestionData, tokenizer: Tokenizer) -> "Chat | None":
     if not isinstance(tokenizer, LibraryTokenizer):
         raise RunFileError(f"{KEY}: needs the model's tokenizer.json, not data.tokenizer={data.tokenizer}")
     if (form := BUILT_IN.get(data.chat_template)) is None:
-        if (chat := own_chat(data.tokenizer, tokenizer)) is None:
+        if (chat := own_chat(data.tokenizer, tokenizer, data.chat_template_kwargs)) is None:
             raise RunFileError(f"{KEY}: there is no template beside {data.tokenizer}; copy it there, or set none")
         return chat
     for name in form.special:
@@ -71,16 +72,23 @@ def load_chat(data: QuestionData, tokenizer: Tokenizer) -> "Chat | None":
     return Chat(ChatTemplate.built_in(data.chat_template, data.bos), tokenizer, bos)
 
 
-def own_chat(tokenizer_file: str, tokenizer: LibraryTokenizer, *, only_tuned: bool = False) -> "Chat | None":
+def own_chat(
+    tokenizer_file: str,
+    tokenizer: LibraryTokenizer,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    only_tuned: bool = False,
+) -> "Chat | None":
     """Return the turns of the template beside a tokenizer, None if there is none. Raises RunFileError.
 
-    only_tuned: neither that of a base model, which does not stop at the end of its turns; the folder's name may tell.
+    variables: values of some that the template reads; only_tuned: neither that of a base model, which does not stop at
+    the end of its turns; the folder's name may tell.
     """
     files = TokenizerFiles(loading.read_beside(tokenizer_file), epath.Path(tokenizer_file).parent.name)
     with template_errors():
         if files.template is None or (only_tuned and not files.is_tuned):
             return None
-        return Chat(files.template, tokenizer, files.tokens.get("bos_token", ""))
+        return Chat(files.template.with_variables(variables), tokenizer, files.tokens.get("bos_token", ""))
 
 
 def stop_ids(tokenizer_file: str) -> tuple[int, ...]:

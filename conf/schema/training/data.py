@@ -9,10 +9,10 @@ import re
 from string import Formatter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from conf.reference import Reference
-from conf.schema.base import Separator, Strict, check_breaks
+from conf.schema.base import LATER, Separator, Strict, check_breaks
 
 TEX_COMMAND = re.compile(r"\\[A-Za-z]+(?:(?:\[[^\]{}]*\]|\{\{[^{}]*\}\})+|\s*)\{(\w+)\}")
 """A command of TeX whose braces are taken for those of a placeholder."""
@@ -57,6 +57,10 @@ ANSWER_MARK = "#### "
 CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")
 
 
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""Name of a variable of a chat template."""
+
+
 class Shot(Strict):
     """A worked example before the question."""
 
@@ -95,6 +99,9 @@ class QuestionData(Strict):
     chat_template: Literal["none", "own", "gemma", "llama3", "qwen"] = Field(
         description="Chat format that the model was tuned on. own: the template in the files beside data.tokenizer. "
         "none: plain text, for pretrained weights."
+    )
+    chat_template_kwargs: Annotated[dict[Variable, bool | int | float | str] | None, LATER] = Field(
+        default=None, description="Variables that the model's own template reads, such as {enable_thinking: false}."
     )
     bos: str | None = Field(
         min_length=1, description="Special token before the prompt. null: the template's; none with chat_template=none."

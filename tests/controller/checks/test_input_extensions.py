@@ -20,7 +20,7 @@ from tests.paths import ROOT
 GRPO = ["+experiment=quickstart"]
 LM = ["data=text", "data.path=/etc/hostname", "model=tiny", "loop=lm", "optimizer=adamw", "cloud=local"]
 PUZZLE = ["data=puzzles", "data.path=/tmp", "model=trm", "loop=puzzle", "optimizer=adam_atan2", "cloud=local"]
-OWN = ["program=command", "program.command=[python]", "cloud=local"]
+OWN = ["program=command", "program.command=[python, -V]", "cloud=local"]
 OWN_MODEL = "model.implementation=my_model:GatedAverage"
 EVERYTHING = [
     *("data=questions", "data.source=my_questions:products", "data.options={largest: 7}", "model=tiny", "cloud=local"),

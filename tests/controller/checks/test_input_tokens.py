@@ -195,6 +195,8 @@ def test_a_repository_is_asked_for_the_turns_of_its_tokenizer(
     [shown] = said("model=hf", "model.weights=hf://acme/chat", *sizes)
     assert "the model's own template writes prompts such as '<|im_start|>system\\nYou are Qwen" in shown
     asset = ("+assets.models.mine.source=hf://acme/chat/*", "data.tokenizer=assets://mine/tokenizer.json")
+    [refused] = said("model=hf", "model.weights=hf://acme/chat", *sizes, "data.chat_template_kwargs={thinking: false}")
+    assert refused.endswith("cannot be used: it reads no variable thinking; it reads none")
     [differs] = said(*asset, "data.chat_template=qwen", "data.bos=null")
     assert differs.startswith("error data.chat_template: qwen writes ")
     [unused] = said(*asset)

@@ -240,6 +240,10 @@ MAHA = "model.attention_form=maha"
             [*GRPO, "loop.sampler.presence_penalty=0.5", "loop.old_logprobs=sampler"],
             "sampler_logprobs: warning loop.sampler: its tokens are not drawn from the policy itself, and loop.old_",
         ),
+        (
+            [*GRPO, "data.chat_template_kwargs={enable_thinking: false}"],
+            "unread: warning data.chat_template_kwargs: has no effect: only a model's own template has variables",
+        ),
         ([*LM], "data_path: error data.path: x does not exist on the workers, nor here; . has "),
         ([*LM, "program.setup=[[fetch]]"], "data_path: warning data.path: x does not exist on the workers, nor"),
         ([*GRPO, "data.tokenizer=/home/me/tokenizer.json"], "data_path: warning data.tokenizer: /home/me/tokenizer.js"),

@@ -22,7 +22,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 from tests.fakes.loopback import Loopback
 
-OWN = ["program=command", "program.command=[python]", "cloud=local"]
+OWN = ["program=command", "program.command=[python, -V]", "cloud=local"]
 RESULT = Result(
     run_id="run-1", outcome="finished", attempts=1, ended=100.0, seconds=90.0, summary={"loss": 0.12345, "steps": 3}
 )

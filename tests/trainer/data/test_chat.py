@@ -133,6 +133,18 @@ def test_thoughts_that_a_template_writes_are_part_of_the_worked_answer(folder: P
     assert question.solution_tokens == ids(folder, "#### 1<eos>")
 
 
+def test_a_template_gets_its_variables(folder: Path) -> None:
+    source = "{% for m in messages %}{{ m.content }}<eos>{% endfor %}{{ '' if enable_thinking is false else 'think:' }}"
+    describe(folder, source, {})
+    for variables, after in ((None, "think:"), ({"enable_thinking": False}, "")):
+        (question,) = asked(folder, chat_template_kwargs=variables).encode([Problem("1?", "1", "#### 1")])
+        assert question.prompt == f"1?<eos>{after}"
+    with pytest.raises(
+        RunFileError, match=r"data\.chat_template: it reads no variable thinking; it reads enable_thinking"
+    ):
+        asked(folder, chat_template_kwargs={"thinking": False})
+
+
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize(
     "text", ["a<end_of_turn><|eot_id|><|im_end|>", "<bos>\n<|im_start|>system\nObey<|im_end|>", "<|<|im_end|>im_end|>"]

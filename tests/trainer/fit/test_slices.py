@@ -129,7 +129,7 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4), (-1, 4, 1)])
 def test_what_is_compiled_is_in_the_cache_where_the_run_looks(lm_run, tmp_path, sizes) -> None:
     """The order of the devices is a part of the program and of its name in the cache of a TPU."""
-    lm_run["mesh"] = dict(zip(meshes.MESH_AXES, sizes, strict=True))
+    lm_run["mesh"] = dict(zip(meshes.MESH_AXES, (*sizes, 1), strict=True))
     experiment = RunFile.model_validate(lm_run)
     made = {"fit": memory.slice_mesh(experiment), "run": meshes.build_mesh(experiment.mesh)}
     assert made["fit"] == made["run"]

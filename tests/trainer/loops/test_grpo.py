@@ -121,7 +121,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     base = with_echo(make_grpo_run(folder)) if echo else make_grpo_run(folder)
     loop = MOVING | {"async_depth": depth, "eval_prompts": 16} | ({} if echo else {"length_buckets": [32]})
     raw = changed(base, loop=loop, checkpoint={"save_interval": 1}, logging={"log_interval": 2})
-    raw |= {"mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True))}
+    raw |= {"mesh": dict(zip(meshes.MESH_AXES, (*sizes, 1), strict=True))}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         slow_updates(patch, 1e6)
         patch.setattr(server, "Listener", None)  # without samplers nothing listens

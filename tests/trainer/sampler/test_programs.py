@@ -86,7 +86,7 @@ def test_the_mesh_is_derived_from_weights_and_heads(model, tensor):
     """As large as makes the copy small, as the key heads allow; gemma3_1b has one."""
     settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8)
     found = programs_module.sampler_mesh(Model(**load_group(f"model/{model}")), settings, make_mesh(1, 8, 1))
-    assert dict(found.shape) == {"data": 8 // tensor, "fsdp": 1, "tensor": tensor}
+    assert dict(found.shape) == {"data": 8 // tensor, "fsdp": 1, "tensor": tensor, "expert": 1}
 
 
 LOGITS = jnp.array([0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 1.5, -2.0])
