@@ -39,7 +39,7 @@ AS_TYPED = (
 )
 """One of each kind, and those that need their own slice."""
 OTHERS = tuple(name for name in config_groups()["experiment"] if name not in AS_TYPED)
-EACH_RUN = ("trm_sudoku", "gsm8k_local", "word_game", "sft_gsm8k", "nanochat_d16")
+EACH_RUN = ("trm_sudoku", "gsm8k_local", "word_game", "sft_gsm8k", "nanochat_d16", "qwen3_5_4b_gsm8k")
 ONE_WORKER = ("tpu=v5litepod_8", "cloud.faults=[{kind: stockout, times: 1}]")
 """A rehearsal of these in each run of `.ci/run`: one process, and no preemption. Each night all run as typed."""
 ADOPTED = {"trm_sudoku_stable1", "trm_stable1"}
