@@ -117,10 +117,11 @@ class ChatTemplate:
         """Return the template with values of variables that it reads, such as enable_thinking, whoever renders it."""
         if not variables:
             return self
-        read = meta.find_undeclared_variables(_environment().parse(self.source)) - {*GIVEN, *TOKEN_NAMES}
+        jinja = _environment()
+        read = meta.find_undeclared_variables(jinja.parse(self.source)) - {*GIVEN, *TOKEN_NAMES, *jinja.globals, CLOCK}
         if unknown := [name for name in variables if name not in read]:
-            own = sorted(read - {CLOCK, "raise_exception"})
-            raise ChatTemplateError(f"it reads no variable {unknown[0]}; it reads {', '.join(own) or 'none'}")
+            own = ", ".join(sorted(read)) or "none"
+            raise ChatTemplateError(f"it reads no variable {unknown[0]}; it reads {own}")
         lines = (f"{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}" for name, value in variables.items())
         return ChatTemplate("\n".join([*lines, self.source]), self._tokens)
 

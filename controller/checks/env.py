@@ -225,7 +225,7 @@ WELL_KNOWN = (
     *("TPU_STDERR_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TF_CPP_MIN_LOG_LEVEL", "PJRT_DEVICE", "HF_TOKEN", "HF_HOME"),
     *("WANDB_API_KEY", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_MODE", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
 )
-"""Variables that JAX and what runs beside it read; nothing reads one that is nearly so called."""
+"""Variables that JAX and what runs beside it read."""
 
 
 @check("platforms", "error", "env.vars.NAME", also="warning")
@@ -233,7 +233,9 @@ def jax_finds_its_platform(config: Config) -> Iterator[Issue]:
     """JAX fails without a platform that JAX_PLATFORMS names: https://docs.jax.dev/en/latest/config_options.html."""
     for name in sorted(config.env.vars.keys() - {*WELL_KNOWN}):
         if near := difflib.get_close_matches(name.upper(), WELL_KNOWN, n=1, cutoff=0.92):
-            yield Issue(f"nothing reads {name}; did you mean {near[0]}?", f"env.vars.{name}", "warning")
+            yield Issue(
+                f"neither JAX nor what runs beside it reads it; did you mean {near[0]}?", f"env.vars.{name}", "warning"
+            )
     for variable in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"):
         named = {name.strip() for name in config.env.vars.get(variable, "").split(",")} - {""}
         key, here = f"env.vars.{variable}", config.cloud.kind != "gcp"

@@ -166,9 +166,8 @@ def tokens_are_known(config: Config) -> Iterator[Issue]:
     data, size = config.data, getattr(config.model, "vocab_size", None)
     if config.program.kind != "trainer" or not isinstance(data, QuestionData | Corpus) or size is None:
         return
-    if isinstance(config.loop, GrpoLoop) and (problem := config.loop.sampler.unknown_ids(size)):
-        key, _, problem = problem.partition(": ")
-        yield Issue(problem, f"loop.sampler.{key}")
+    for key, problem in config.loop.sampler.unknown_ids(size) if isinstance(config.loop, GrpoLoop) else ():
+        yield Issue(problem, key)
     try:
         found = _tokenizer(config, data)
     except _NoTokenizerError as error:

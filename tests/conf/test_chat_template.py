@@ -45,6 +45,7 @@ def test_what_is_not_given_is_none_as_in_transformers(name: str) -> None:
 THINKING = (
     "{% macro begin() %}<think>{{ '</think>' if enable_thinking is defined and not enable_thinking }}{% endmacro %}"
     "{{ bos_token }}{{ messages[0].content }}{{ begin() }}{{ style }}"
+    "{% for _ in range(0) %}{{ strftime_now() }}{% endfor %}"
 )
 
 
@@ -63,7 +64,7 @@ def test_variables_are_part_of_the_template(variables: Any, written: str) -> Non
     assert template.render(HI) == ChatTemplate(template.source, {"bos_token": "<s>"}).render(HI) == written
 
 
-@pytest.mark.parametrize("name", ["enable_thought", "messages", "bos_token"])
+@pytest.mark.parametrize("name", ["enable_thought", "messages", "bos_token", "range"])
 def test_a_variable_that_a_template_does_not_read_is_refused(name: str) -> None:
     with pytest.raises(ChatTemplateError, match=f"it reads no variable {name}; it reads enable_thinking, style"):
         ChatTemplate(THINKING, {}).with_variables({name: False})

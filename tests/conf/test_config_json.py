@@ -125,33 +125,6 @@ def test_every_field_that_is_read_changes_the_model(kind):
         assert read(kind, **start | {name: other}) != read(kind, **start), name
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_both_spellings_of_rotary_parameters_give_the_same_model(kind):
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-    for scaled in ({"rope_type": "llama3", **scaling}, {"rope_type": "linear", "factor": 3.0}, YARN, {}):
-        new = read(kind, rope_parameters={"rope_type": "default", **scaled, "rope_theta": 5e5})
-        old = read(kind, rope_theta=5e5, rope_scaling=scaled or None)
-        older = {"type" if key == "rope_type" else key: value for key, value in scaled.items()}
-        both = read(kind, rope_parameters={**scaled, "rope_theta": 5e5}, rope_theta=5e5, rope_scaling=older or None)
-        assert new == old == both
-        assert (new.rope_scaling is None) == (not scaled)
-
-
-def test_local_layers_have_their_own_rotary_parameters():
-    def parameters(**local: Any) -> dict[str, Any]:
-        return {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": local}
-
-    found = read("gemma3_text", rope_parameters=parameters(rope_type="default", rope_theta=50.0))
-    assert (found.rope_local_theta, found.rope_theta) == (50.0, 1e6)
-    assert found.rope_scaling is not None
-    assert read("gemma3_text", rope_scaling={"type": "linear", "factor": 8.0}, rope_local_base_freq=50.0) == found
-    message = refusal("gemma3_text", rope_parameters=parameters(rope_type="linear", factor=2.0))
-    assert "rope_parameters.sliding_attention: " in message
-    assert "is not supported: the decoder does not scale the positions of local layers" in message
-    assert "gemma3_text has one entry per layer type" in refusal("gemma3_text", rope_parameters=YARN)
-    assert "llama has one for all layers" in refusal("llama", rope_parameters=parameters())
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -309,22 +282,6 @@ def test_a_head_of_a_model_with_experts_has_its_share_of_the_width_unless_the_fi
     assert read("qwen3_moe", head_dim=128).head_dim == 128
 
 
-def test_gpt_oss_is_quantized_or_not_and_says_its_rotation_in_either_way():
-    """As GptOssConfig() of transformers 4 and 5; without attention_bias only the experts and the router have biases."""
-    found = read("gpt_oss")
-    assert found.rope_scaling is not None
-    assert (found.rope_scaling.kind, found.rope_scaling.truncate, found.rope_theta) == ("yarn", False, 150_000)
-    assert found.rope_scaling.attention_factor == pytest.approx(0.1 * math.log(32) + 1)
-    assert (found.attention_pattern, found.sliding_window, found.biases) == ("LG", 128, "all")
-    new = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
-    assert read("gpt_oss", rope_parameters=new | {"rope_theta": 150_000}) == read("gpt_oss", rope_scaling=new) == found
-    longer = read("gpt_oss", rope_parameters=new | {"factor": 64.0}).rope_scaling
-    assert longer is not None
-    assert longer.factor == 64
-    assert read("gpt_oss", quantization_config={"quant_method": "mxfp4"}, experts_per_token=4) == found
-    assert read("gpt_oss", attention_bias=False).biases == "mlp"
-
-
 def test_what_published_files_of_other_families_say():
     """Gemma 1's first files mean the other gelu; Qwen3-Coder's name what it lacks; Microsoft's its own code."""
     assert read("gemma", hidden_act="gelu", hidden_activation=None) == read("gemma")
@@ -425,21 +382,6 @@ def test_windows_of_qwen():
         assert read("qwen2", use_sliding_window=used, sliding_window=window) == read("qwen2")
 
 
-def test_yarn_has_the_attention_factor_of_transformers():
-    """0.1 ln 4 + 1, and DeepSeek's ratio of two of them."""
-
-    def factor(**fields: Any) -> float:
-        scaling = read("llama", rope_scaling=YARN | fields).rope_scaling
-        assert scaling is not None
-        assert scaling.kind == "yarn"
-        return scaling.attention_factor
-
-    assert factor() == pytest.approx(1.1386294)
-    assert factor(mscale=2.0, mscale_all_dim=1.0) == pytest.approx(1.2772589 / 1.1386294)
-    assert factor(attention_factor=1.5) == 1.5
-    assert factor(factor=1.0) == 1.0
-
-
 def test_gemma_3_with_images_is_read_as_its_decoder():
     text = {"hidden_size": 64, "num_hidden_layers": 2, "sliding_window": 8}
     found = model_from_config({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}})
@@ -491,16 +433,6 @@ def test_ministral_3_with_images_is_read_as_its_decoder():
     assert "quantized weights cannot be read" in refusal(
         "mistral3", text_config=text, quantization_config={"quant_method": "fp8"}
     )
-
-
-def test_without_rope_parameters_ministral_3_has_those_of_its_class():
-    """Ministral3Config()."""
-    scaling = read("ministral3").rope_scaling
-    assert scaling is not None
-    assert scaling.kind == "yarn"
-    found = (scaling.factor, scaling.original_max_position_embeddings, scaling.llama_4_scaling_beta)
-    assert found == (16.0, 16384, 0.1)
-    assert (read("ministral3").rope_theta, scaling.attention_factor) == (1e6, 1.0)
 
 
 VALUES = (None, True, -1, 1e300, "text", [1], {"a": 1}, {"rope_type": []})

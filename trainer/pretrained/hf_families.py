@@ -7,14 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from conf.config_json import (
-    ARCHITECTURES,
-    BY_LAYER_TYPE,
-    FAMILIES,
-    LAYER_TYPES,
-    MULTIPLIERS,
-    UnknownArchitectureError,
-)
+from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES, MULTIPLIERS, UnknownArchitectureError
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
 from conf.hugging_face_fields import DELTA_NET, FIELDS, OTHER_TYPES

@@ -136,15 +136,18 @@ def _dequantized(folder: epath.Path, tensors: Iterator[tuple[str, np.ndarray]]) 
     """Yield the tensors, those of two parts as one under their common name."""
     waiting: dict[str, dict[str, np.ndarray]] = {}
     for name, array in tensors:
-        part = next((part for part in mxfp4.PARTS if name.endswith(part)), "")
+        part = next((part for part in mxfp4.PARTS if name.endswith(part)), None)
+        if part is None:
+            yield name, array
+            continue
         whole = name.removesuffix(part)
-        parts = waiting.setdefault(whole, {}) | {part: array}
-        waiting[whole] = parts
-        if part and len(parts) < len(mxfp4.PARTS):
+        parts = waiting.setdefault(whole, {})
+        parts[part] = array
+        if len(parts) < len(mxfp4.PARTS):
             continue
         del waiting[whole]
         try:
-            yield whole, mxfp4.dequantized(*(parts[part] for part in mxfp4.PARTS)) if part else array
+            yield whole, mxfp4.dequantized(*(parts[part] for part in mxfp4.PARTS))
         except ValueError as error:
             raise PretrainedError(f"{folder}: {whole}: {error}") from None
     if waiting:

@@ -36,8 +36,8 @@ def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncod
     """Return the sampler for rollouts and evaluations, which share its programs. Raises RunFileError."""
     if problem := stop_problem(loop.sampler.stop, prompting.tokenizer.special_tokens):
         raise RunFileError(f"loop.sampler.stop: {problem}")
-    if problem := loop.sampler.unknown_ids(cfg.vocab_size):
-        raise RunFileError(f"loop.sampler.{problem}")
+    for key, problem in loop.sampler.unknown_ids(cfg.vocab_size):
+        raise RunFileError(f"{key}: {problem}")
     return Sampler(cfg, sampler_settings(loop), mesh, stop_criteria(loop, prompting))
 
 

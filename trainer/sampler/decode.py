@@ -164,8 +164,10 @@ def init_slots(cfg: Model, drawn_from: Distribution, slots: int, length: int) ->
     """Return empty slots. length: tokens of the longest row, prompt and response."""
     none = jnp.zeros(slots, jnp.int32)
     hidden = jnp.zeros((slots, cfg.dim), cfg.activation_dtype)
-    words = jnp.zeros((slots, cfg.vocab_size), jnp.int32)
-    said = Said(words > 0, words) if drawn_from.has_penalties else None
+    said = None
+    if drawn_from.has_penalties:
+        words = jnp.zeros((slots, cfg.vocab_size), jnp.int32)
+        said = Said(words > 0, words)
     return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.init_cache(cfg, slots, length), said)
 
 

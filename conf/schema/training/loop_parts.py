@@ -5,7 +5,7 @@ Of sampling: how the policy is sampled, in which environment, and what corrects 
 defaults: values live only in YAML.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
@@ -105,12 +105,11 @@ class Sampling(Strict):
             raise ValueError("fsdp must be 1, because it would gather all weights for each token; use tensor")
         return value
 
-    def unknown_ids(self, vocab_size: int) -> str:
-        """Return which key names a token that the model has not; empty if none does."""
+    def unknown_ids(self, vocab_size: int) -> Iterator[tuple[str, str]]:
+        """Yield each key that names a token that the model has not, and what is wrong with it."""
         for key, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             if beyond := [at for at in ids if not 0 <= at < vocab_size]:
-                return f"{key}: {beyond[0]} is no token ID; those of the model are 0 to {vocab_size - 1}"
-        return ""
+                yield f"loop.sampler.{key}", f"{beyond[0]} is no token ID; those of the model are 0 to {vocab_size - 1}"
 
     @property
     def is_plain(self) -> bool:

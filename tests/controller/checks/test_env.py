@@ -254,9 +254,9 @@ def test_a_word_that_no_program_can_be_given() -> None:
             ["env.vars.X=ghp_0123456789abcdefghij"],
             "secret_like: warning env.vars.X: looks like a token, which would be",
         ),
-        (["env.vars.JAX_PLATFORM=cpu"], "platforms: warning env.vars.JAX_PLATFORM: nothing reads "),
-        (["env.vars.XLA_FLAG=x"], "platforms: warning env.vars.XLA_FLAG: nothing reads "),
-        (["env.vars.hf_home=x"], "platforms: warning env.vars.hf_home: nothing reads "),
+        (["env.vars.JAX_PLATFORM=cpu"], "platforms: warning env.vars.JAX_PLATFORM: neither JAX nor what "),
+        (["env.vars.XLA_FLAG=x"], "platforms: warning env.vars.XLA_FLAG: neither JAX nor what "),
+        (["env.vars.hf_home=x"], "platforms: warning env.vars.hf_home: neither JAX nor what "),
         (
             ["env.vars.JAX_PLATFORMS='cuda,cpu'"],
             "platforms: error env.vars.JAX_PLATFORMS: cuda: emulated workers have CPU",
