@@ -56,6 +56,7 @@ THINKING = (
         ({"enable_thinking": True}, "<s>hi<think>"),
         ({"enable_thinking": False, "style": '"x" {{ 1 }}'}, '<s>hi<think></think>"x" {{ 1 }}'),
         ({"style": 1.5}, "<s>hi<think>1.5"),
+        ({"style": '%}{{ 7 * 7 }}\\\n\u2028{# "'}, '<s>hi<think>%}{{ 7 * 7 }}\\\n\u2028{# "'),
     ],
 )
 def test_variables_are_part_of_the_template(variables: Any, written: str) -> None:

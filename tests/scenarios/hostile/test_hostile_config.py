@@ -109,12 +109,13 @@ class Step:
 """What the configs name as module:name."""
 
 FILLED = {
+    "data": {"chat_template_kwargs": {"style": "a"}},
     "sweep": {
         "params": {"run.seed": "0,1"},
         "cases": {"a": ["run.seed=1"]},
         "search": {"method": "random", "trials": 2, "metric": "a", "mode": "min", "prune": False, "seed": 0},
         "hypothesis": dict.fromkeys(("experiment", "question", "expected", "decision", "metric", "baseline"), "a"),
-    }
+    },
 }
 """What sections hold that are empty in all of them."""
 
@@ -212,7 +213,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         configs = {name: compose_raw(words) for name, words in BASES.items()}
         for data in configs.values():
             for section, filled in FILLED.items():
-                data |= {section: {**data[section], **filled}} if section in data else {}
+                has = data.get(section) or {}
+                data |= {section: {**has, **filled}} if filled.keys() <= has.keys() else {}
         yield Desk(folder, configs)
 
 
