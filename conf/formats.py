@@ -11,6 +11,14 @@ BYTE_TOKENS = ("<pad>", "<bos>", "<eos>")
 """What data.tokenizer=bytes has after the 256 bytes."""
 
 
+class RunFileError(ValueError):
+    """The file cannot be read, breaks the schema or requests the impossible. The message names every wrong key."""
+
+
+class LocalRunFileError(RunFileError):
+    """A RunFileError of this worker alone. Do not wait for the others: they may be in the middle of a step."""
+
+
 def format_problem(body: Any, where: str) -> str:
     """Return why a document cannot be read, "" if its format is the one that this slipway reads.
 

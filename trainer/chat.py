@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conf.chat_template import ChatMessage
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.extension import add_modules
 from trainer.policy.policy import Policy, Sampling, add_arguments, load_policy
 from trainer.sampler import LogitsError

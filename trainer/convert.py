@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import jax
 from etils import epath
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.corpus import files
 from trainer.policy.export import FORMATS, export_weights
 from trainer.pretrained import hf_families, hf_files, store

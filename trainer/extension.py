@@ -9,8 +9,7 @@ from typing import Any
 
 import conf
 from conf import extension
-from conf.formats import IMPORTS_VARIABLE
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import IMPORTS_VARIABLE, RunFileError
 
 
 def add_modules(folder: Path | None = None) -> None:

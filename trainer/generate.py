@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from conf.formats import RunFileError
 from conf.json_lines import HALF_SURROGATE, is_half_surrogate
-from conf.schema.training.run_yaml import RunFileError
 from conf.strict_json import dumps
 from trainer.corpus.rows import read_rows
 from trainer.extension import add_modules

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import jax
 
-from conf.schema.training.run_yaml import LocalRunFileError, RunFile, RunFileError, load
+from conf.formats import LocalRunFileError, RunFileError
+from conf.schema.training.run_yaml import RunFile, load
 from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_storage
 from trainer.checkpoint.storage import RunStorage, find_credentials
 from trainer.corpus import files

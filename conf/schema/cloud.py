@@ -154,7 +154,7 @@ class LocalCloud(GcpCloud):
     port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud. 0: any free port.")
     operation_seconds: float = Field(
         ge=0,
-        description="Pace of what takes time: 30 is Google's, 0.5 a sixtieth of it; 0: no delays, no limits on rates.",
+        description="Pace of what takes time: 30 is Google's, 0.1 a three-hundredth; 0: no delays, no limits on rates.",
     )
     caller_roles: tuple[Role, ...] = Field(
         description="Your own roles in the emulated project, e.g. [roles/editor], to see what they allow."

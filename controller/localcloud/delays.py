@@ -1,7 +1,7 @@
 """How long things take on Google Cloud: the one table of the emulated cloud's delays, as measured in the field.
 
-`cloud.operation_seconds` is the pace: 30 is the field's, 0.5 a sixtieth of it; 0 is no time at all, and no limits on
-rates, which are otherwise never scaled.
+`cloud.operation_seconds` is the pace: 30 is the field's, 0.1 a three-hundredth of it; 0 is no time at all, and no
+limits on rates, which are otherwise never scaled.
 """
 
 import hashlib

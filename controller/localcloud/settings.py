@@ -11,7 +11,7 @@ from controller.localcloud.store import Store
 STRICT, RELAXED = "strict", "relaxed"
 _KIND, _NAME = "setting", "settings"
 _DEFAULTS = {
-    "operation_seconds": 0.5,
+    "operation_seconds": 0.1,
     "realism": STRICT,
     "caller_roles": ("roles/owner", "roles/billing.costsManager"),
     "token_seconds": 3600.0,

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from etils import epath
 
+from conf.formats import RunFileError
 from conf.schema.training.model import Model, family_switches
-from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.conftest import make_mesh
 from tests.trainer.models.reference_models import DERIVED, FAMILIES
 from trainer import convert

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from conf.formats import IMPORTS_VARIABLE
+from conf.formats import IMPORTS_VARIABLE, RunFileError
 from conf.schema.training.data import ArithmeticData, CustomDocuments, CustomQuestions
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import Environment
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.lives import changed, lines_of, train

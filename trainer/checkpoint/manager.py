@@ -8,9 +8,8 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from conf.formats import FORMAT, format_problem
+from conf.formats import FORMAT, RunFileError, format_problem
 from conf.schema.training.refusals import unknown_metric
-from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError

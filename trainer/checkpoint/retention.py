@@ -7,8 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from conf.formats import FORMAT, format_problem
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import FORMAT, RunFileError, format_problem
 from conf.schema.training.settings import CheckpointSettings
 from conf.strict_json import dumps
 from trainer.checkpoint.storage import RunStorage

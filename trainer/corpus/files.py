@@ -12,9 +12,8 @@ from etils import epath
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from conf.formats import HEAD_BYTES, packed_form
+from conf.formats import HEAD_BYTES, RunFileError, packed_form
 from conf.proxies import settle_proxies
-from conf.schema.training.run_yaml import RunFileError
 
 BUFFER_BYTES = 1 << 16
 """Of what is read from a bucket; behind it, fsspec reads ahead by megabytes."""

@@ -4,8 +4,8 @@ import io
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from conf.formats import RunFileError
 from conf.json_lines import LineError, parse_json
-from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.corpus.source import first_line
 

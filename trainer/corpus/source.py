@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO, Any, NamedTuple, Protocol
 
+from conf.formats import RunFileError
 from conf.json_lines import HALF_SURROGATE, LineError, abbreviate, is_half_surrogate, parse_json
 from conf.schema.training.data import CustomDocuments
-from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.extension import load_extension
 

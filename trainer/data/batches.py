@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from conf.formats import RunFileError
 from conf.schema.training.data import Data, PuzzleData, QuestionData, TableData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.refusals import characters_problem
-from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.distributed.mesh import Batch
 from trainer.tokenizer import loading, text_bytes

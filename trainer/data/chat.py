@@ -15,8 +15,8 @@ from etils import epath
 
 from conf.chat_template import BUILT_IN, ChatMessage, ChatTemplate, ChatTemplateError, TokenizerFiles
 from conf.environment import TOOLS
+from conf.formats import RunFileError
 from conf.schema.training.data import QuestionData
-from conf.schema.training.run_yaml import RunFileError
 from trainer.tokenizer import loading
 from trainer.tokenizer.loading import LibraryTokenizer, Tokenizer
 

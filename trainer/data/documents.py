@@ -15,8 +15,8 @@ from typing import Any
 import grain
 import numpy as np
 
+from conf.formats import RunFileError
 from conf.schema.training.data import Corpus, CustomDocuments, TableData, TextData
-from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus.source import BadLineError, CachedSource, Document, DocumentSource, Group
 from trainer.tokenizer.loading import Tokenizer, special_id
 

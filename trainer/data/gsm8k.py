@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conf.formats import RunFileError
 from conf.json_lines import HALF_SURROGATE, abbreviate, is_half_surrogate
 from conf.schema.training.data import ANSWER_MARK, CustomQuestions, Gsm8kData, RowData
 from conf.schema.training.loop import REJECTED, GrpoLoop
-from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus.rows import Row, read_rows
 from trainer.data.prompting import Draw, Problem, PromptEncoder, Question
 from trainer.extension import load_extension

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from conf.chat_template import ChatMessage
+from conf.formats import RunFileError
 from conf.schema.training.data import Prompt, QuestionData
 from conf.schema.training.refusals import characters_problem
-from conf.schema.training.run_yaml import RunFileError
 from trainer.data.chat import load_chat, stop_ids, tools_in_words
 from trainer.extension import load_extension
 from trainer.tokenizer import loading

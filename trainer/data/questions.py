@@ -3,10 +3,11 @@
 import random
 from collections.abc import Callable
 
+from conf.formats import RunFileError
 from conf.schema.training.data import NAMES, OBJECTS, ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.refusals import NO_PAIRS
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.data.gsm8k import PHASES, RowProblems, encode_rejected, fitting_solutions
 from trainer.data.prompting import Draw, Problem, ProblemSource, PromptEncoder, Question
 

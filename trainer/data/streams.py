@@ -12,9 +12,9 @@ import grain
 import numpy as np
 from grain.experimental import BestFitPackIterDataset, ThreadPrefetchDatasetIterator
 
+from conf.formats import LocalRunFileError, RunFileError
 from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.run_yaml import LocalRunFileError, RunFileError
 from trainer.corpus.files import expand_glob
 from trainer.corpus.source import ByteRangeSource, DocumentSource, FunctionSource, json_parser, text_parser
 from trainer.data.documents import DocumentEncoder, Documents, DocumentSplitter, Split

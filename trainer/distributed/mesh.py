@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 import conf.schema.training.settings
+from conf.formats import RunFileError
 from conf.schema.base import UnevenError
 from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.loop_parts import PuzzleLoop
-from conf.schema.training.run_yaml import RunFileError
 
 Batch = dict[str, np.ndarray]
 """A batch on the host: the rows of one process, or all rows."""

@@ -20,7 +20,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 
-from conf.schema.training.run_yaml import LocalRunFileError, PodFacts
+from conf.formats import LocalRunFileError
+from conf.schema.training.run_yaml import PodFacts
 from conf.xla_flags import complaint, ignored_words
 from trainer.distributed import mesh as meshes
 

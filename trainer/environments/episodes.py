@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFileError
 from trainer.data.prompting import Problem, PromptEncoder, Question
 from trainer.environments.pool import CAUSES, EnvironmentPool, Step
 from trainer.models.weights import Params

@@ -22,8 +22,8 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from conf.environment import TOOLS, Messages
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import Environment
-from conf.schema.training.run_yaml import RunFileError
 from trainer.environments import verifiers_tasks
 from trainer.environments.failure import FailureError
 from trainer.sandbox.box import why_not

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import VERIFIERS
-from conf.schema.training.run_yaml import RunFileError
 from trainer.environments.verifiers_env import COLUMN, as_turns, check_installed, load_environment
 from trainer.extension import add_modules
 

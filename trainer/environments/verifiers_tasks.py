@@ -11,8 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import Sandbox
-from conf.schema.training.run_yaml import RunFileError
 from trainer.environments import verifiers_box
 from trainer.environments.failure import FailureError
 

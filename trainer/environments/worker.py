@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from conf.environment import ENVIRONMENT_METHODS, ROLES, TOOLS
 from conf.environment import Environment as Episode
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import Environment
-from conf.schema.training.run_yaml import RunFileError
 from trainer.environments import verifiers_env
 from trainer.environments.failure import FailureError
 from trainer.extension import add_modules, load_extension

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import PuzzleLoop, Trm
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime
 from trainer.distributed.preemption import PreemptedError

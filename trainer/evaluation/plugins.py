@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from conf.extension import Answered, wants_model
+from conf.formats import RunFileError
 from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.loop_parts import PuzzleLoop
-from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import EvaluationSettings
 from trainer.distributed.preemption import PreemptedError
 from trainer.evaluation import statistics

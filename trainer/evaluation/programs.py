@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conf.extension import EvaluatedModel
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.corpus.rows import Row, read_rows
 from trainer.rewards.pool import RewardPool, Submission
 from trainer.sandbox.box import Box, Limits, RefusedError, why_not

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.model import AnyModel, Model, read_model_section
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.loops import load_loop
 from trainer.step.program import Program
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from conf.formats import FORMAT
+from conf.formats import FORMAT, RunFileError
 from conf.schema.topology import UnknownTypeError, find_topology
 from conf.schema.training.loop import CustomLoop, PuzzleLoop
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFile, RunFileError, load
+from conf.schema.training.run_yaml import RunFile, load
 from conf.strict_json import dumps
 from trainer.distributed import mesh as meshes
 from trainer.fit import slices

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from conf.formats import RunFileError
 from conf.schema.topology import Topology, find_topology
 from conf.schema.training.loop import GrpoLoop, LmLoop
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.fit.memory import CompilerError, MemoryReport
 
 FACTORS = {"v5e": 1.056, "v6e": 1.466, "v5p": 0.983, "v4": 1.27}

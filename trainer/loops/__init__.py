@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import CustomLoop, Loop
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.extension import load_extension
 
 

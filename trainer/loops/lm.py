@@ -11,11 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import LmLoop, TextSamples
 from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
 from conf.schema.training.model import Model
 from conf.schema.training.refusals import BITS_PER_BYTE, EVALUATED, require
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import mesh as meshes

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.data import PuzzleData
 from conf.schema.training.loop_parts import PuzzleLoop, Trm
 from conf.schema.training.refusals import EVALUATED, require
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime

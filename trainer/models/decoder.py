@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from conf.formats import RunFileError
 from conf.schema.training.layer_kinds import (
     LayerKind,
     has_own_values,
@@ -21,7 +22,6 @@ from conf.schema.training.layer_kinds import (
     sized,
 )
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.extension import model_family
 from trainer.models import delta_net, experts, maha, per_layer, residual

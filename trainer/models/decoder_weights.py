@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.nn.initializers import Initializer, normal, ones, zeros
 
+from conf.formats import RunFileError
 from conf.schema.training.layer_kinds import holders, layer_kinds, plain_name, sized, stack_name
 from conf.schema.training.model import Lora, Model
-from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.weight_names import INPUT_AXES, adapted_matrices, unmatched_modules
 from trainer.extension import model_family
 from trainer.models import delta_net, experts, maha, per_layer, residual

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.model import AnyModel
-from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import named_leaves
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from conf.formats import RunFileError
 from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import (
     Adafactor,
@@ -24,7 +25,6 @@ from conf.schema.training.optimizer import (
     Schedule,
     WarmupStableDecaySchedule,
 )
-from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.weight_names import wrong_groups
 from trainer.distributed.checksums import leaf_path, named_leaves
 from trainer.models.weights import Weight, weight_table

@@ -15,11 +15,12 @@ from etils import epath
 from jax.sharding import AxisType
 
 from conf.chat_template import ChatMessage
+from conf.formats import RunFileError
 from conf.schema.training.data import Corpus, QuestionData, TableData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import MAX_DECODE_CHUNK
 from conf.schema.training.model import AnyModel, Model, different_weights
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.corpus import files
 from trainer.data import prompting
 from trainer.data.chat import Chat, own_chat, stop_ids

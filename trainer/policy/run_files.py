@@ -13,8 +13,9 @@ from etils import epath
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from conf.chat_template import TEMPLATE_FILE, TOKENIZER_CONFIG
+from conf.formats import RunFileError
 from conf.schema.training.data import Corpus, QuestionData, TextData
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.data.batches import Dataset
 from trainer.data.chat import stop_ids
 from trainer.pretrained.run_weights import RUN_FILE

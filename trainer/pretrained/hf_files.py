@@ -17,9 +17,9 @@ import numpy as np
 from etils import epath
 from safetensors import SafetensorError, safe_open
 
+from conf.formats import RunFileError
 from conf.hugging_face_base import UNQUANTIZED
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.models.weights import Params, weight_table
 from trainer.pretrained import mxfp4

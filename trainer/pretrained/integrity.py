@@ -12,8 +12,7 @@ import jax
 import tensorstore
 from etils import epath
 
-from conf.formats import FORMAT, format_problem
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import FORMAT, RunFileError, format_problem
 from conf.strict_json import dumps
 
 OUTAGE_PATTERN = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")

@@ -14,9 +14,10 @@ import yaml
 from etils import epath
 from pydantic import ValidationError
 
+from conf.formats import RunFileError
 from conf.schema.training import run_yaml
 from conf.schema.training.model import AnyModel, read_model_section
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path, named_leaves
 from trainer.models.weights import Params, overlay, select, weight_table
 from trainer.pretrained.integrity import OUTAGE_PATTERN, altered, check_database

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.corpus import files
 from trainer.puzzles import maze, sources, sudoku
 from trainer.puzzles.dataset import SPLITS, Split, write_dataset

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from conf.formats import format_problem
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError, format_problem
 from conf.strict_json import dumps
 from trainer.corpus import files
 

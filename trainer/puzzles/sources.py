@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.corpus import files
 from trainer.puzzles import maze, sudoku
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from conf.extension import ByName, Reward, wanted_by_name
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.extension import load_extension
 from trainer.rewards.equal import is_equal
 from trainer.rewards.extract import MAX_RESPONSE_CHARS, NEGATION, extract_answer, extract_boxed, has_marked_answer

@@ -10,11 +10,12 @@ from etils import epath
 from jax import lax
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import stop_problem
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.data.prompting import PromptEncoder, Question
 from trainer.distributed import mesh as meshes
 from trainer.distributed.mesh import Batch, DeviceBatch, check_accumulation

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.formats import RunFileError
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFileError
 from trainer.models.weights import Params
 from trainer.sampler import decode
 from trainer.sampler.programs import SamplerPrograms

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from conf.formats import RunFileError
 from conf.schema.training.layer_kinds import holders, plain_name
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.models import weights
 from trainer.models.decoder import unstack_layers

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from conf.schema.training.settings import CheckpointSettings
 from trainer.distributed.checksums import CorruptionError, bit_sum
 from trainer.distributed.mesh import Batch

@@ -16,8 +16,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Mesh
 
+from conf.formats import LocalRunFileError
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import LocalRunFileError, PodFacts
+from conf.schema.training.run_yaml import PodFacts
 from trainer.checkpoint.storage import array_handler
 from trainer.distributed.runtime import shard_batch
 from trainer.rewards.extract import extract_answer

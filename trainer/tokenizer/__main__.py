@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.corpus import files
 from trainer.corpus.parquet import ParquetSource
 from trainer.corpus.source import ByteRangeSource, DocumentSource, json_parser, text_parser

@@ -10,8 +10,7 @@ from etils import epath
 from tokenizers import Tokenizer as Library
 
 from conf.chat_template import ChatTemplateError, TokenizerFiles
-from conf.formats import BYTE_TOKENS
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import BYTE_TOKENS, RunFileError
 
 BYTES = "bytes"
 CHARACTERS = "characters"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.tokenizer import loading
 
 SPLIT_PATTERN = (

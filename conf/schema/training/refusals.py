@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from conf.formats import RunFileError
 from conf.schema.training.data import ArithmeticData, Data, QuestionData, TextData
 from conf.schema.training.loop import REJECTED, GrpoLoop, LmLoop, Loop, TextSamples
 from conf.schema.training.loop_parts import PuzzleLoop
 from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from conf.schema.training.settings import CheckpointSettings, Mesh
 from conf.schema.training.weight_names import unmatched_modules, weight_names, wrong_groups
 

@@ -6,21 +6,13 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from conf.formats import format_problem
+from conf.formats import RunFileError, format_problem
 from conf.schema.base import Strict, key_path
 from conf.schema.training.data import Data
 from conf.schema.training.loop import GrpoLoop, Loop
 from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
-
-
-class RunFileError(ValueError):
-    """The file cannot be read, breaks the schema or requests the impossible. The message names every wrong key."""
-
-
-class LocalRunFileError(RunFileError):
-    """A RunFileError of this worker alone. Do not wait for the others: they may be in the middle of a step."""
 
 
 class PodFacts(Strict):

@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 from etils import epath
 
+from conf.formats import RunFileError
 from conf.schema.training import run_yaml
-from conf.schema.training.run_yaml import RunFileError
 from controller.cli.verbs import results
 from controller.core.errors import SlipwayError
 from controller.core.this_process import Clock

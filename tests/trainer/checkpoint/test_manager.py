@@ -19,7 +19,7 @@ import tensorstore
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from conf.schema.training.settings import CheckpointSettings
 from tests.conftest import wide
 from tests.controller.localcloud.conftest import cloud as cloud

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from tests.trainer.data.corpora import lm_loop, write_jsonl, write_parquet, write_text
 from trainer.corpus.rows import read_rows
 from trainer.data import batches

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from conf.formats import RunFileError
 from conf.schema.training.data import JsonlData
-from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import wide
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.corpus import files, rows, source

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from conf.chat_template import ChatMessage
+from conf.formats import RunFileError
 from conf.schema.training.data import ArithmeticData
-from conf.schema.training.run_yaml import RunFileError
 from tests.fakes.chat_templates import NEWER, OWN
 from tests.groups import load_group
 from tests.trainer.data.test_prompting import BARE, SPECIAL

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from conf.formats import RunFileError
 from conf.schema.training.data import CustomQuestions, Gsm8kData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from tests.paths import SHARED
 from trainer.data.gsm8k import EpochOrder, read_problems

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models
 
 from conf.chat_template import BUILT_IN
+from conf.formats import RunFileError
 from conf.schema.training.data import ArithmeticData, Gsm8kData, Prompt
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, load_group
 from tests.paths import ROOT
 from trainer.data.prompting import Problem, PromptEncoder

@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
+from conf.formats import RunFileError
 from conf.schema.training.data import ArithmeticData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.data.prompting import Draw
 from trainer.data.questions import ArithmeticProblems, QuestionSet

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.formats import RunFileError
 from conf.schema.training.data import Corpus
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet, write_text
 from trainer.data import batches
 from trainer.distributed.mesh import Batch

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from conf.formats import RunFileError
 from conf.schema.training.data import Data, TextData
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, load_group
 from tests.paths import ROOT
 from trainer.data import batches

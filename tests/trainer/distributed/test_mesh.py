@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from conf.formats import RunFileError
 from conf.schema.training.data import ArithmeticData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.data.prompting import Problem, PromptEncoder, Question
 from trainer.environments.episodes import Episodes, NothingFitsError, episode_metrics

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import Environment
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.environments.pool import EnvironmentPool, Step
 from trainer.environments.worker import EpisodeServer

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import Environment
-from conf.schema.training.run_yaml import RunFileError
 from controller.checks.preflight import preflight
 from controller.config.compose import compose
 from tests.groups import load_group

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from conf.formats import RunFileError
 from conf.schema.training.loop_parts import Environment
-from conf.schema.training.run_yaml import RunFileError
 from controller import api
 from tests.groups import load_group
 from trainer.environments import verifiers_box

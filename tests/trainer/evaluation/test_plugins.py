@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.lives import SharedPrograms, lines_of, train

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from tests.groups import load_yaml
 from tests.paths import ROOT
 from tests.trainer.evaluation.test_harness import ByteModel

@@ -13,8 +13,9 @@ import pytest
 from jax._src import mesh_utils
 from jax.experimental import topologies as of_jax
 
+from conf.formats import RunFileError
 from conf.schema.topology import find_topology
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from tests.bench.forecast import rows as bench
 from trainer.distributed import mesh as meshes
 from trainer.fit import memory, slices

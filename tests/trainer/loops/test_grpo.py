@@ -15,7 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.formats import RunFileError
+from conf.schema.training.run_yaml import RunFile
 from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_grpo_run, make_mesh

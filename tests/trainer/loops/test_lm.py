@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from tests.groups import load_group
 from tests.trainer.bits import flip_bit
 from tests.trainer.conftest import make_lm_run

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from conf.config_json import FAMILIES as FAMILIES_OF_CONFIGS
+from conf.formats import RunFileError
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, Model
-from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
 from tests.conftest import wide
 from tests.groups import CONF, load_group

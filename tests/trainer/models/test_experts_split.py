@@ -10,10 +10,11 @@ import pytest
 from jax import lax
 from pydantic import TypeAdapter
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.optimizer import Adamw, Optimizer
 from conf.schema.training.refusals import refusals
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from conf.schema.training.settings import CheckpointSettings, Mesh
 from tests.conftest import wide
 from tests.groups import load_group

@@ -13,9 +13,9 @@ from etils import epath
 from pydantic import ValidationError
 from safetensors.numpy import load_file
 
+from conf.formats import RunFileError
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.optimizer import Adamw
-from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from conf.formats import RunFileError
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh

@@ -7,9 +7,9 @@ import optax
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from conf.formats import RunFileError
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer, Schedule
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from tests.conftest import wide
 from tests.fakes.chat_templates import OWN
 from tests.groups import load_group

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from conf.chat_template import BUILT_IN, ChatMessage, ChatTemplate
+from conf.formats import RunFileError
 from conf.schema.training.data import Data
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.data.prompting import plain_prompt
 from trainer.policy.export import chat_template

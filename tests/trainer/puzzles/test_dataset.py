@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.puzzles.dataset import PuzzleDataset, Split, epoch_rows, write_dataset
 
 GROUPS = np.array([0, 3, 4, 9, 11, 12])

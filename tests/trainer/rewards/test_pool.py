@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.formats import RunFileError
 from conf.schema.training import loop
-from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import wide
 from trainer.rewards.functions import REWARDS, answer_match, boxed, check_columns, resolve
 from trainer.rewards.pool import RewardPool, RewardResult, Submission

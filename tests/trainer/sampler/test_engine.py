@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from conf.schema.training.settings import Mesh
 from tests.conftest import wide
 from tests.trainer.conftest import make_mesh

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.formats import RunFileError
+from conf.schema.training.run_yaml import RunFile
 from conf.schema.training.settings import CheckpointSettings
 from tests.trainer.bits import in_own_memory, set_nan
 from tests.trainer.conftest import make_mesh

@@ -7,9 +7,10 @@ from contextlib import suppress
 import jax
 import pytest
 
+from conf.formats import LocalRunFileError
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import LocalRunFileError, PodFacts
+from conf.schema.training.run_yaml import PodFacts
 from controller.run.estimate import token_flops
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh

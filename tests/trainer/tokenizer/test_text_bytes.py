@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from tests.trainer.data.corpora import lm_loop, write_jsonl
 from tests.trainer.lives import changed, train
 from trainer.data import batches

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
+from conf.formats import RunFileError
 from conf.schema.training.data import JsonlData, TextData
-from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.data import batches

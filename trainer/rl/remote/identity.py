@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, RunFileError, attempt_token
+from conf.schema.training.run_yaml import RunFile
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE
 from trainer.distributed.runtime import told_worker
 from trainer.rl.remote.wire import WireError

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from conf.formats import RunFileError
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.local_saves import Outputs
 from trainer.checkpoint.outage import ReplacedError
 from trainer.checkpoint.storage import first_line

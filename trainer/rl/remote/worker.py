@@ -16,9 +16,9 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType, Mesh
 
-from conf.formats import RESULT_FILE
+from conf.formats import RESULT_FILE, RunFileError
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from trainer.data import questions
 from trainer.data.prompting import Draw
 from trainer.distributed import agreement

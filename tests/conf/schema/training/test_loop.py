@@ -6,10 +6,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conf.formats import attempt_token
+from conf.formats import RunFileError, attempt_token
 from conf.schema.training.loop import REWARDS, GrpoLoop, LmLoop, UnevenError
 from conf.schema.training.loop_parts import Sampling
-from conf.schema.training.run_yaml import RunFile, RunFileError, load
+from conf.schema.training.run_yaml import RunFile, load
 from tests.groups import load_group
 from tests.paths import ROOT
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, RunFileError, attempt_token
+from conf.schema.training.run_yaml import RunFile
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE
 from trainer.rl.remote import identity
 from trainer.rl.remote.identity import SamplerKey, attempt_mark, own_name, own_token

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.schema.training.run_yaml import RunFileError
+from conf.formats import RunFileError
 from trainer.checkpoint.outage import ReplacedError
 from trainer.distributed.checksums import CorruptionError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
