@@ -185,7 +185,7 @@ def finalize_attempt(
 HEARTBEAT_SECONDS = 5.0
 LOG_BYTES = 1 << 17
 """Bytes of log in a line: a controller holds some lines of every worker. No variable, and so no secret, is longer."""
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
 
 
 def watch(

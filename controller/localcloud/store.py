@@ -34,11 +34,12 @@ def database_problem(state: Path, error: sqlite3.DatabaseError) -> str:
 class Store:
     """Documents by (kind, name). A write touches one row, so its cost does not grow with the state.
 
-    Use from the event loop's thread only. `database` is public for the only other table, that of objects.
+    Use from the event loop's thread only. `database` is public for the only other table, that of objects; `writes`
+    counts those of documents, so that who waits for a change reads only after one.
     """
 
     def __init__(self, path: Path) -> None:
-        self.folder = path.parent
+        self.folder, self.writes = path.parent, 0
         # a store that nobody has any more is closed, by whichever thread collects it
         self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self.database.close)
@@ -72,7 +73,7 @@ class Store:
         return json.loads(row[0]) if row else None
 
     def put(self, kind: str, name: str, body: Document) -> None:
-        text = json.dumps(body, separators=(",", ":"))
+        text, self.writes = json.dumps(body, separators=(",", ":")), self.writes + 1
         self.database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, name, text))
 
     def require(self, kind: str, name: str, message: str) -> Document:
@@ -84,6 +85,7 @@ class Store:
 
     def delete(self, kind: str, name: str) -> None:
         """Delete the document, if there is one."""
+        self.writes += 1
         self.database.execute("DELETE FROM documents WHERE kind=? AND name=?", (kind, name))
 
     def items(self, kind: str, prefix: str = "") -> list[tuple[str, Document]]:

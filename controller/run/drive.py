@@ -132,7 +132,8 @@ class RunDriver:
         driver_kind = "bastion" if on_bastion else "laptop"
         self.run_lease = run_lease(plan, context, driver_kind)
         self.lease = pod_lease(plan, context, driver_kind, self.run_lease)
-        self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else context.poll_seconds
+        # on this machine, each look takes processor time from the program
+        self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else 2 * context.poll_seconds
         self.waiter = QueueWaiter(plan, context, self.lease, self._poll_seconds, self._emit_note)
         self.ending = Ending(plan, context, ledger, self.spending, self.waiter, self.lease, self._ensure_unfinished)
         self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self.ending.give_up)

@@ -41,8 +41,10 @@ class MetadataServer(Service):
             known = request.query.get("last_etag", answer.headers.get("ETag"))
             late = time.monotonic() + float(request.query.get("timeout_sec", "inf"))
             while answer.headers.get("ETag") == known and time.monotonic() < late:
+                seen = self.store.writes
                 await asyncio.sleep(_POLL_SECONDS)
-                answer = self._current_value(request, path, uid, index)
+                if self.store.writes != seen:
+                    answer = self._current_value(request, path, uid, index)
         return answer
 
     def _current_value(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
