@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from conf.hugging_face_base import UnknownArchitectureError as UnknownArchitectureError
 from conf.hugging_face_base import require, unsupported
 from conf.hugging_face_fields import DELTA_NET, FIELDS, OTHER_TYPES, delta_net
-from conf.hugging_face_gemma4 import GEMMA4_TEXT, gemma4_layers
+from conf.hugging_face_gemma4 import EXPERTS, GEMMA4_TEXT, gemma4_layers
 from conf.hugging_face_rotation import (
     ANY_ROTATION,
     DEFAULT_ROTATIONS,
@@ -24,8 +24,7 @@ from conf.schema.training.model import Model, family_switches
 CLASSES = {
     "gemma2": "Gemma2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
     "mistral": "Mistral", "ministral": "Ministral", "ministral3": "Ministral3", "gemma": "Gemma", "smollm3": "SmolLM3",
-    "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3",
-    "gpt_oss": "GptOss",
+    "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3", "gpt_oss": "GptOss",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
 FAMILIES = {kind: kind for kind in CLASSES} | {
@@ -81,6 +80,7 @@ NAMES = {
     "qwen3_moe": THEIR_NAMES
     | {"mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok"},
     "gpt_oss": THEIR_NAMES | {"count": "num_local_experts", "per_token": "num_experts_per_tok"},
+    "gemma4_text": THEIR_NAMES | EXPERTS,
 }
 
 

@@ -34,15 +34,18 @@ GEMMA4_UNIFIED = ROTARY | {
 }
 """The text model of 12B, which has no embeddings per layer."""
 
+EXPERTS = {"count": "num_experts", "per_token": "top_k_experts", "inner_dim": "moe_intermediate_size"}
+"""Keys of `model.experts`, and the fields that set them."""
+
 GEMMA4 = GEMMA4_UNIFIED | {
     "max_position_embeddings": read(131_072),
     "sliding_window": read(512),
     "use_bidirectional_attention": fixed(None, "the decoder is causal; vision is of images only", "vision"),
     "hidden_size_per_layer_input": read(256),
     "vocab_size_per_layer_input": read(262_144),
-    "enable_moe_block": fixed(False, "experts beside a dense block are not supported"),
-    **ignored("of experts, which enable_moe_block has", num_experts=None, top_k_experts=None),
-    **ignored("of experts, which enable_moe_block has", moe_intermediate_size=None, expert_intermediate_size=None),
+    "enable_moe_block": read(False),
+    **{name: read(None, int | None) for name in EXPERTS.values()},
+    **ignored("no version reads it", expert_intermediate_size=None),
 }
 
 GEMMA4_WITH_IMAGES = BASE | {
@@ -68,7 +71,12 @@ def gemma4_layers(fields: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     if width and rows != fields["vocab_size"]:
         raise unsupported("vocab_size_per_layer_input", rows, "all tables have the rows of vocab_size")
     kept = ("num_kv_shared_layers", "use_double_wide_mlp", "attention_k_eq_v")
-    return {name: fields[name] for name in kept} | {"per_layer_dim": width} | _global_sizes(fields, letters)
+    found = {name: fields[name] for name in kept} | {"per_layer_dim": width} | _global_sizes(fields, letters)
+    if not fields.get("enable_moe_block"):
+        return found
+    if missing := [name for name in EXPERTS.values() if fields[name] is None]:
+        raise unsupported(missing[0], None, "enable_moe_block needs a number")
+    return found | {"experts": {ours: fields[name] for ours, name in EXPERTS.items()} | {"norm_topk_prob": True}}
 
 
 def _global_sizes(fields: Mapping[str, Any], letters: str) -> dict[str, Any]:

@@ -159,10 +159,11 @@ def _layer_weights(model: Model, kind: LayerKind, *, per_token: bool) -> int:
     if kind.is_recurrent and (own := model.delta_net) is not None:
         values = own.num_value_heads * (3 * own.value_head_dim + 2)
         attention = model.dim * (2 * own.num_key_heads * own.key_head_dim + values)
-    feed_forward = (3 if model.is_gated else 2) * model.dim * size.mlp_dim
+    each = (3 if model.is_gated else 2) * model.dim
+    feed_forward = each * size.mlp_dim if model.has_dense_block else 0
     if model.experts is not None:
         taken = model.experts.per_token if per_token else model.experts.count
-        feed_forward = taken * feed_forward + model.dim * model.experts.count
+        feed_forward += taken * each * (model.experts.inner_dim or model.mlp_dim) + model.dim * model.experts.count
     if model.attention_form == "maha":
         attention += (model.maha.scales - 1) * model.dim * (2 * model.num_heads * model.head_dim + 3 * model.dim)
     return attention + feed_forward + 3 * model.dim * model.per_layer_dim + 2 * _residual_weights(model)

@@ -31,6 +31,7 @@ NEEDED = {"olmo3": {"rope_theta": 500_000.0}}
 """What no default can say, because that of transformers 4 is not that of 5."""
 
 
+GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 
 
@@ -98,6 +99,9 @@ def test_every_field_that_is_read_changes_the_model(kind):
         others |= {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
         others |= {"global_head_dim": 64, "hidden_size_per_layer_input": 8, "num_global_key_value_heads": 2}
         given = {"attention_k_eq_v": True}
+    if kind == "gemma4_text":
+        given |= GEMMA4_MOE
+        others |= {"enable_moe_block": False, "num_experts": 8, "top_k_experts": 1, "moe_intermediate_size": 9}
     if kind == "gpt_oss":
         others |= {"rope_parameters": YARN, "rope_scaling": YARN, "num_attention_heads": 32}
     if kind == "phi3":
@@ -113,7 +117,7 @@ def test_every_field_that_is_read_changes_the_model(kind):
         other = (
             int(other) if isinstance(other, float) and other == int(other) and not isinstance(value, float) else other
         )
-        start = {key: known for key, known in given.items() if key != name}
+        start = {key: known for key, known in given.items() if key != name or key in GEMMA4_MOE}
         if (kind, name) == ("olmo3", "rope_theta"):
             continue  # below
         if name == "vocab_size_per_layer_input" or (
@@ -219,11 +223,12 @@ def test_what_llama_cannot_be_is_named(fields, words):
         ("ministral3", {"rope_scaling": YARN}, "is not supported: set it in rope_parameters"),
         ("ministral3", {"layer_types": ["full_attention"] * 34}, "layer_types: unknown to ministral3"),
         ("gemma", {"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
-        (
-            "gemma4_text",
-            {"enable_moe_block": True},
-            "enable_moe_block: True is not supported: experts beside a dense block",
-        ),
+        ("gemma4_text", GEMMA4_MOE | {"num_experts": None}, "num_experts: None is not supported: enable_moe_block"),
+        ("gemma4_text", GEMMA4_MOE | {"num_experts": 1}, "num_experts of gemma4_text: Input should be greater than"),
+        ("gemma4_text", GEMMA4_MOE | {"top_k_experts": 5}, "per_token (5) must be at most count (4)"),
+        ("gemma4_text", GEMMA4_MOE | {"moe_intermediate_size": 0}, "moe_intermediate_size of gemma4_text: Input"),
+        ("gemma4_text", GEMMA4_MOE | {"enable_moe_block": 1}, "enable_moe_block: 1 is not supported: true or false"),
+        ("gemma4_unified_text", GEMMA4_MOE, "moe_intermediate_size: unknown to gemma4_unified_text"),
         ("gemma4_text", {"vocab_size_per_layer_input": 9}, "all tables have the rows of vocab_size"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "'all' is not supported: the decoder is causal"),
         (

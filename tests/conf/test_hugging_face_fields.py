@@ -30,7 +30,6 @@ READ_AND_IGNORED = {
     *("multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer"),
     *("audio_config", "audio_token_id", "video_token_id", "vision_start_token_id"),
     "dtype",  # of Qwen 3.5's norms before they are read
-    *("num_experts", "top_k_experts", "moe_intermediate_size"),  # with enable_moe_block only
 }
 """Fields that a model of transformers reads and that change no logits of the decoder without dropout."""
 OF_EXPERTS = {

@@ -321,10 +321,13 @@ def decoder_layer(
         return ended(attend_to(x, weights, positions), "post_attention_norm")
 
     def feed_forward(x: jax.Array) -> jax.Array:
-        x = begun(x, "mlp_norm")
+        inner = begun(x, "mlp_norm")
         if cfg.experts is None:
-            return ended(mlp(x, weights, cfg), "post_mlp_norm")
-        out, load = experts.feed_forward(x, weights, cfg, counted)
+            return ended(mlp(inner, weights, cfg), "post_mlp_norm")
+        if cfg.has_dense_block:
+            out, load = experts.beside_dense(x, mlp(inner, weights, cfg), weights, cfg, counted)
+        else:
+            out, load = experts.feed_forward(inner, weights, cfg, counted)
         if measured is not None and load is not None:
             measured.append(load)
         return ended(out, "post_mlp_norm")

@@ -18,7 +18,7 @@ from jax.nn.initializers import Initializer, normal, ones, zeros
 from conf.formats import RunFileError
 from conf.schema.training.layer_kinds import holders, layer_kinds, plain_name, sized, stack_name
 from conf.schema.training.model import Lora, Model
-from conf.schema.training.weight_names import INPUT_AXES, adapted_matrices, unmatched_modules
+from conf.schema.training.weight_names import BESIDE_NORMS, INPUT_AXES, adapted_matrices, unmatched_modules
 from trainer.extension import model_family
 from trainer.models import delta_net, experts, maha, per_layer, residual
 from trainer.models.weights import Params, Weight, uniform
@@ -133,11 +133,13 @@ def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]
 def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     if cfg.pre_norms:
         yield from _norm_weights(cfg, "mlp_norm")
+    matrices: dict[str, Weight] = {}
     if cfg.experts is not None:
-        matrices = dict(experts.weight_entries(cfg, inits.by_dim, inits.down))
-    else:
+        each = cfg.model_copy(update={"mlp_dim": cfg.experts.inner_dim or cfg.mlp_dim})
+        matrices |= experts.weight_entries(each, inits.by_dim, _inits(each).down)
+    if cfg.has_dense_block:
         into = Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
-        matrices = ({"gate": into} if cfg.is_gated else {}) | {"up": into}
+        matrices |= ({"gate": into} if cfg.is_gated else {}) | {"up": into}
         matrices["down"] = Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
     yield from matrices.items()
     if cfg.biases in ("mlp", "all"):
@@ -145,6 +147,11 @@ def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
             kept = slice(None, None, 2) if name.startswith("expert_") else slice(-1, None)
             axes = (None,) if name == "router" else matrix.axes[kept]  # the router's is one vector of a layer
             yield f"{name}_bias", Weight(matrix.shape[kept], axes, zeros)
+    if cfg.experts is not None and cfg.has_dense_block:
+        yield "router_scale", Weight((cfg.dim,), ("embed",), ones)
+        yield "expert_scale", Weight((cfg.experts.count,), (None,), ones)
+        for name in BESIDE_NORMS:
+            yield from _norm_weights(cfg, name)
     if cfg.post_norms:
         yield from _norm_weights(cfg, "post_mlp_norm")
 

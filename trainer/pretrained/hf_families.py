@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES, MULTIPLIERS, UnknownArchitectureError
+from conf.config_json import ARCHITECTURES, BY_LAYER_TYPE, FAMILIES, LAYER_TYPES, MULTIPLIERS, NAMES
+from conf.config_json import UnknownArchitectureError as UnknownArchitectureError
 from conf.config_json import model_from_config as model_from_config
 from conf.config_json import without_unknown_fields as without_unknown_fields
 from conf.hugging_face_fields import DELTA_NET, FIELDS, OTHER_TYPES
@@ -38,8 +39,8 @@ def hf_config(cfg: Model) -> dict[str, Any]:
     return common | _rotary_config(cfg, kind)
 
 
-COMMON_KEYS = {"norm_eps", "max_seq_len", "family"}
-"""Model keys that every config.json contains, and the family, which it is."""
+COMMON_KEYS = {"norm_eps", "max_seq_len", "family", "experts"}
+"""Model keys that every config.json contains, the family, which it is, and experts, which have a table of their own."""
 ROTARY_KEYS = {"rope_theta", "rope_scaling", "tie_word_embeddings", "biases"}
 WINDOW_KEYS = {"attention_pattern", "sliding_window"}
 GEMMA_KEYS = ROTARY_KEYS | WINDOW_KEYS | {"query_pre_attn_scalar", "final_logit_softcap"}
@@ -49,8 +50,8 @@ KEYS_BY_FAMILY = {
     "llama3": ROTARY_KEYS,
     "qwen2": ROTARY_KEYS | WINDOW_KEYS,
     "qwen3": ROTARY_KEYS | WINDOW_KEYS,
-    "qwen3_moe": ROTARY_KEYS | {"experts"},
-    "gpt_oss": ROTARY_KEYS | WINDOW_KEYS | {"experts"},
+    "qwen3_moe": ROTARY_KEYS,
+    "gpt_oss": ROTARY_KEYS | WINDOW_KEYS,
     "gpt2": {"biases"},
     "mistral": ROTARY_KEYS | WINDOW_KEYS,
     "ministral": ROTARY_KEYS | WINDOW_KEYS,
@@ -82,6 +83,10 @@ BIASES_BY_FAMILY = {
     **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3", "qwen3_5"), ("none",)),
 }
 """Values of `model.biases` per family."""
+EXPERTS_BY_FAMILY = {
+    "qwen3_moe": ("divided", "undivided"), "gpt_oss": ("divided",), "gemma4": ("none", "divided beside a block"),
+}  # fmt: skip
+"""Experts that a family may have, as `_experts` says it; the others have none."""
 PATTERNS = {"mistral": "L+|G+", "ministral3": "L+|G+", "phi3": "L+|G+", "smollm3": "[LGlg]+", "qwen3_5": "[DG]+"}
 """What `model.attention_pattern` is per family, where it is not L and G at will."""
 COMPUTE_KEYS = {
@@ -111,9 +116,7 @@ def family_of(cfg: Model) -> str | None:
             continue
         if not re.fullmatch(PATTERNS.get(name, "[LG]+"), cfg.attention_pattern):
             continue
-        if ("experts" in said) != (cfg.experts is not None):
-            continue
-        if name == "gpt_oss" and not getattr(cfg.experts, "norm_topk_prob", False):
+        if _experts(cfg) not in EXPERTS_BY_FAMILY.get(name, ("none",)):
             continue
         if "rope_local_theta" in said and cfg.rope_local_theta is None:
             continue  # transformers would use its default
@@ -126,6 +129,14 @@ def family_of(cfg: Model) -> str | None:
         if all(getattr(cfg, key) == value for key, value in family_switches(name).items() if key not in free):
             return name
     return None
+
+
+def _experts(cfg: Model) -> str:
+    """Return whether the shares of experts are divided by their sum, and whether a dense block is beside them."""
+    if cfg.experts is None:
+        return "none"
+    shares = "divided" if cfg.experts.norm_topk_prob else "undivided"
+    return f"{shares} beside a block" if cfg.has_dense_block else shares
 
 
 def why_unpublished(cfg: Model) -> str:
@@ -163,13 +174,11 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         written["attention_bias"] = cfg.biases != "mlp"
     if cfg.biases in ("mlp", "all") and "mlp_bias" in known:
         written["mlp_bias"] = True
-    if kind == "gpt_oss" and cfg.experts is not None:
-        written |= {"num_local_experts": cfg.experts.count, "num_experts_per_tok": cfg.experts.per_token}
-    elif cfg.experts is not None:
-        written |= {
-            "moe_intermediate_size": cfg.mlp_dim, "num_experts": cfg.experts.count,
-            "num_experts_per_tok": cfg.experts.per_token, "norm_topk_prob": cfg.experts.norm_topk_prob,
-        }  # fmt: skip
+    if cfg.experts is not None:
+        names = NAMES[kind]
+        written |= {names[key]: value for key, value in cfg.experts.model_dump().items() if key in names}
+        written[names["mlp_dim"]] = cfg.mlp_dim
+        written |= {"norm_topk_prob": cfg.experts.norm_topk_prob} if "norm_topk_prob" in known else {}
     written |= _window_fields(cfg, letters, known)
     written |= {name: getattr(cfg, name) for name in MULTIPLIERS if name in known}
     if "attention_multiplier" in known:  # in the digits that a double holds for certain
@@ -224,6 +233,7 @@ def _gemma4_fields(cfg: Model, written: dict[str, Any]) -> dict[str, Any]:
         "use_double_wide_mlp": cfg.use_double_wide_mlp,
         "hidden_size_per_layer_input": cfg.per_layer_dim,
         "vocab_size_per_layer_input": cfg.vocab_size,
+        "enable_moe_block": cfg.experts is not None,
     }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from conf.config_json import UnknownArchitectureError
 from conf.schema.training.layer_kinds import holders, layer_kinds, sized, stack_name
 from conf.schema.training.model import DeltaNet, Model
+from conf.schema.training.weight_names import BESIDE_NORMS
 from trainer.pretrained.hf_families import family_of, why_unpublished
 
 Arrays = tuple[np.ndarray, ...]
@@ -128,9 +129,8 @@ def _layer_tensors(cfg: Model, family: str) -> Iterator[TensorMapping]:
     if cfg.attention_sinks:
         yield _copied(f"{layer}self_attn.sinks", "sink_logits")
     if cfg.experts is not None:
-        yield from (_gpt_oss_experts if family == "gpt_oss" else _expert_tensors)(layer)
-        return
-    for name in ("gate", "up", "down"):
+        yield from {"gpt_oss": _gpt_oss_experts, "gemma4": _gemma4_experts}.get(family, _expert_tensors)(layer)
+    for name in ("gate", "up", "down") if cfg.has_dense_block else ():
         yield _turned(f"{layer}mlp.{name}_proj.weight", name)
         if cfg.biases in ("mlp", "all"):
             yield _copied(f"{layer}mlp.{name}_proj.bias", f"{name}_bias")
@@ -192,6 +192,17 @@ def _gpt_oss_experts(layer: str) -> Iterator[TensorMapping]:
         yield _copied(f"{layer}mlp.experts.down_proj{suffix}", f"expert_down{suffix}")
 
 
+def _gemma4_experts(layer: str) -> Iterator[TensorMapping]:
+    """Yield the tensors of Gemma 4's experts, packed, and of what is beside them."""
+    yield _turned(f"{layer}router.proj.weight", "router")
+    yield _copied(f"{layer}router.scale", "router_scale")
+    yield _copied(f"{layer}router.per_expert_scale", "expert_scale")
+    yield from _packed(f"{layer}experts.")
+    theirs = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+    for name, ours in zip(theirs, BESIDE_NORMS, strict=True):
+        yield _copied(f"{layer}{name}.weight", ours)
+
+
 def quantized_names(cfg: Model) -> set[str]:
     """Return the names of weights that a checkpoint may have as two tensors of MXFP4: gpt-oss's matrices of experts."""
     tensors = tensor_mappings(cfg) if family_of(cfg) == "gpt_oss" else ()
@@ -199,12 +210,15 @@ def quantized_names(cfg: Model) -> set[str]:
 
 
 def packed_experts(cfg: Model) -> tuple[TensorMapping, ...]:
-    """Return the tensors of all experts of a layer, as transformers 5 computes with them, and writes if it is told to.
+    """Return the tensors of all experts of a layer, where a checkpoint has them, or one for each expert: Qwen's.
 
-    gate_up_proj is [experts, gate's outputs and then up's, dim].
+    Transformers 5 computes with them, and writes them if it is told to.
     """
-    if cfg.experts is None or family_of(cfg) == "gpt_oss":
-        return ()
+    return _packed("layers.{i}.mlp.experts.") if family_of(cfg) == "qwen3_moe" else ()
+
+
+def _packed(experts: str) -> tuple[TensorMapping, ...]:
+    """Return two tensors of all experts of a layer: gate_up_proj is [experts, gate's outputs and then up's, dim]."""
 
     def split(x: np.ndarray) -> Arrays:
         gate, up = np.split(x.swapaxes(1, 2), 2, axis=2)
@@ -213,7 +227,7 @@ def packed_experts(cfg: Model) -> tuple[TensorMapping, ...]:
     def joined(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         return np.concatenate([gate, up], axis=2).swapaxes(1, 2)
 
-    experts, ours = "layers.{i}.mlp.experts.", ("expert_gate", "expert_up", "expert_down")
+    ours = ("expert_gate", "expert_up", "expert_down")
     return (
         TensorMapping(f"{experts}gate_up_proj", ours[:2], split, joined),
         TensorMapping(f"{experts}down_proj", ours[2:], lambda x: (x.swapaxes(1, 2),), lambda x: x.swapaxes(1, 2)),

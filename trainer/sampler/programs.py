@@ -65,6 +65,7 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
             cfg.delta_net.num_key_heads if cfg.delta_net is not None else 0,
             cfg.num_heads,
             cfg.mlp_dim,
+            getattr(cfg.experts, "inner_dim", None) or 0,
             cfg.vocab_size,
         )
         size = weights.num_params(cfg) * jnp.dtype(sampler_model(cfg, settings).activation_dtype).itemsize

@@ -50,6 +50,9 @@ class Experts(Strict):
     count: int = Field(ge=2, le=4096, description="Experts of a layer.")
     per_token: int = Field(ge=1, le=4096, description="Experts that a token takes, the likeliest of its router.")
     norm_topk_prob: bool = Field(description="Divide the shares of a token's experts by their sum.")
+    inner_dim: Annotated[int | None, LATER] = Field(
+        default=None, ge=1, le=1048576, description="Width of each beside a block of mlp_dim (Gemma 4). null: mlp_dim."
+    )
 
     @model_validator(mode="after")
     def _a_token_takes_some(self) -> "Experts":
@@ -305,6 +308,8 @@ class Model(Strict):
                     raise ValueError(f"experts: {key} {value} is not supported, only {', '.join(map(str, values))}")
             if self.remat == "chunks":
                 raise ValueError("remat chunks is not supported with experts; use full")
+            if self.use_double_wide_mlp and not self.has_dense_block:
+                raise ValueError("use_double_wide_mlp needs a block beside the experts (experts.inner_dim)")
         elif self.router_aux_loss_coef:
             raise ValueError("router_aux_loss_coef is of experts, and the model has none; use 0")
         if self.lora is not None and (self.attention_form != "causal" or self.implementation is not None):
@@ -323,6 +328,11 @@ class Model(Strict):
     def is_gated(self) -> bool:
         """Whether the feed-forward block has a gate."""
         return self.mlp.endswith("glu")
+
+    @property
+    def has_dense_block(self) -> bool:
+        """Whether layers have a feed-forward block that all tokens take."""
+        return self.experts is None or self.experts.inner_dim is not None
 
     @property
     def rotated_dim(self) -> int:

@@ -14,6 +14,8 @@ from conf.schema.training.optimizer import ParamGroup
 INPUT_AXES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
 INPUT_AXES |= {"query_gate": 1, "delta_query": 1, "delta_key": 1, "delta_value": 1, "delta_gate": 1, "delta_output": 2}
 """Matrices of a layer that may have an adapter, and how many of their axes are inputs; the others are outputs."""
+BESIDE_NORMS = ("post_dense_norm", "experts_norm", "post_experts_norm")
+"""Of a dense block's output where experts are beside it, of what these read, and of their output."""
 OF_PEFT = {
     **{"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "out_proj": "output"},
     **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "all-linear": "*"},
@@ -35,7 +37,7 @@ def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
 
 def adapted_matrices(cfg: Model) -> dict[str, str]:
     """Return the matrices that may have an adapter, by their path."""
-    blocks = ("gate", "up", "down") if cfg.experts is not None else () if cfg.is_gated else ("gate",)
+    blocks = ("gate", "up", "down") if not cfg.has_dense_block else () if cfg.is_gated else ("gate",)
     absent = blocks if cfg.attention_gate else (*blocks, "query_gate")
     names = [name for name in INPUT_AXES if name not in absent]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
@@ -111,11 +113,14 @@ def _of_maha(cfg: Model) -> Iterator[str]:
 
 
 def _of_mlp(cfg: Model) -> Iterator[str]:
-    matrices = ("gate", "up", "down") if cfg.is_gated else ("up", "down")
-    matrices = matrices if cfg.experts is None else ("router", "expert_gate", "expert_up", "expert_down")
+    matrices = ("router", "expert_gate", "expert_up", "expert_down") if cfg.experts is not None else ()
+    matrices += (("gate", "up", "down") if cfg.is_gated else ("up", "down")) if cfg.has_dense_block else ()
     yield from _of_norm(cfg, "mlp_norm") if cfg.pre_norms else ()
     yield from matrices
     yield from (f"{name}_bias" for name in matrices if cfg.biases in ("mlp", "all"))
+    if cfg.experts is not None and cfg.has_dense_block:
+        yield from ("router_scale", "expert_scale")
+        yield from (part for name in BESIDE_NORMS for part in _of_norm(cfg, name))
     yield from _of_norm(cfg, "post_mlp_norm") if cfg.post_norms else ()
 
 

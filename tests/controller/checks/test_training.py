@@ -35,6 +35,10 @@ MAHA = "model.attention_form=maha"
             [*MOE, "mesh.expert=16"],
             "weights_split: error model.experts.count: 100 does not split evenly over mesh.expert=",
         ),
+        (
+            [*LM, "model=gemma4_26b_a4b", "model.experts.inner_dim=701", "mesh.tensor=2"],
+            "weights_split: error model.experts.inner_dim: 701 does not split evenly over mesh.tensor=2; change",
+        ),
         ([*MOE, "mesh.fsdp=16", "mesh.expert=2"], "mesh: error mesh: -1 x 16 x 1 x 2 does not match the 16 devices"),
         (
             [*MOE, "mesh.fsdp=2", "mesh.expert=2", "model.dim=2050"],

@@ -81,7 +81,7 @@ def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them
 
 SIZES = (
     *("mistral_7b", "ministral_8b", "ministral3_8b", "smollm3_3b", "olmo2_7b", "olmo3_7b", "phi4"),
-    *("granite3_2b", "granite3_8b", "gemma4_31b"),
+    *("granite3_2b", "granite3_8b", "gemma4_12b", "gemma4_26b_a4b", "gemma4_31b"),
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from conf.config_json import FAMILIES as FAMILIES_OF_CONFIGS
+from conf.config_json import WITH_IMAGES
 from conf.formats import RunFileError
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, Model
 from conf.schema.training.settings import Mesh
@@ -42,10 +43,11 @@ ROWS += [pytest.param(family, True, marks=pytest.mark.deep) for family in EVERY 
 def bounds(family: str) -> tuple[float, float]:
     """Return how far logits, and in relation a gradient norm, may be from the reference's.
 
-    A DeltaNet normalizes what its heads read, which magnifies the rounding of what is small.
+    A DeltaNet normalizes what its heads read, which magnifies the rounding of what is small, Gemma 4 with experts
+    both branches: transformers is 1.9e-5 and 6e-7 from itself in float64.
     """
-    if family.startswith("qwen3_5"):
-        return 1e-5 * float(np.abs(expected_of(family)["logits"]).max()), 1e-5
+    if family.startswith(("qwen3_5", "gemma4_moe")):
+        return 1e-5 * float(np.abs(expected_of(family)["logits"]).max()), 2e-6 if family == "gemma4_moe" else 1e-5
     return 1e-5, 1e-6 if family in DERIVED else 1e-5
 
 
@@ -173,7 +175,7 @@ def test_every_family_is_computed_here_and_has_a_size():
     families = set(FAMILIES_OF_CONFIGS.values())
     assert families <= set(EVERY)
     kinds = {row["config"]["model_type"] for row in PUBLISHED.values()}
-    assert {FAMILIES_OF_CONFIGS.get(kind, kind) for kind in kinds} == families - {"ministral"}
+    assert {FAMILIES_OF_CONFIGS[WITH_IMAGES.get(kind, kind)] for kind in kinds} == families - {"ministral"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

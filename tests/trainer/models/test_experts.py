@@ -15,7 +15,6 @@ import pytest
 from etils import epath
 from pydantic import TypeAdapter, ValidationError
 
-from conf.schema.training.layer_kinds import layer_kind
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.optimizer import Muon, Optimizer
@@ -120,26 +119,24 @@ def batch_of(rows: int) -> dict[str, np.ndarray]:
 def expected_load(family: str, cfg: Model, batch: dict[str, np.ndarray]) -> tuple[float, float]:
     """The balance and the share of the busiest expert, from what reaches the routers of each layer."""
     assert cfg.experts is not None
-    counted, found = batch["segments"].reshape(-1) > 0, []
-    params, attention = params_of(family), decoder.causal_attention(jnp.asarray(batch["segments"]), cfg)
-    first = x = decoder.embed(params, cfg, batch["tokens"], batch["positions"])
-    for i, own in enumerate(decoder.unstack_layers(params["layers"], cfg, range(cfg.num_layers))):
-        seen: list[jax.Array] = []
+    counted, seen = batch["segments"].reshape(-1) > 0, list[jax.Array]()
 
-        def probabilities(
-            rows: jax.Array, router: jax.Array, *bias: jax.Array, seen: list[jax.Array] = seen
-        ) -> jax.Array:
-            seen.append(jax.nn.softmax(sum(bias, rows @ router)))
-            return seen[0]
+    def probabilities(rows: jax.Array, router: jax.Array, *bias: jax.Array) -> jax.Array:
+        seen.append(jax.nn.softmax(sum(bias, rows @ router)))
+        return seen[-1]
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(experts, "_probabilities", probabilities)
-            x = decoder.decoder_layer(x, first, own, cfg, batch["positions"], layer_kind(cfg, i), attention)
-        of_tokens = np.asarray(seen[0])[counted]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "_probabilities", probabilities)
+        eager = cfg.model_copy(update={"scan_layers": False, "remat": "none"})
+        decoder.forward(params_of(family), eager, *(batch[name] for name in ("tokens", "positions", "segments")))
+    found = []
+    for of_layer in seen:
+        of_tokens = np.asarray(of_layer)[counted]
         chosen = np.argsort(-of_tokens, axis=-1)[:, : cfg.experts.per_token]
         uses = np.bincount(chosen.reshape(-1), minlength=cfg.experts.count) / len(of_tokens)
         balance = cfg.experts.count * (uses * of_tokens.mean(axis=0)).sum()
         found.append((balance, uses.max() / cfg.experts.per_token))
+    assert len(found) == cfg.num_layers
     balance, busiest = np.mean(found, axis=0)
     return float(balance), float(busiest)
 
@@ -150,7 +147,7 @@ BATCH = ("data", "fsdp", "expert")
 MESHES = [(1, 1, 1), (4, 1, 1), (1, 2, 2), (1, 2, 1, 2), *wide((2, 2, 1), (1, 4, 1), (2, 1, 1, 2), (1, 1, 2, 2))]
 
 
-@pytest.mark.parametrize("family", [FAMILY, *wide("gpt_oss")])
+@pytest.mark.parametrize("family", [FAMILY, *wide("gpt_oss", "gemma4_moe")])
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("how", [{"scan_layers": True, "remat": "products"}, {"scan_layers": False, "remat": "full"}])
 def test_the_loss_of_the_routers_and_its_gradient_are_the_same_on_any_mesh(family, sizes, how):
@@ -195,19 +192,20 @@ def test_bfloat16_activations_stay_close():
     assert np.median(np.abs(np.asarray(logits) - expected["logits"])) < 0.05
 
 
-def test_a_sampler_that_splits_experts_gives_the_same_replies():
+@pytest.mark.parametrize("family", [FAMILY, *wide("gemma4_moe")])
+def test_a_sampler_that_splits_experts_gives_the_same_replies(family):
     """Over two devices, in prompts that do not fill the batch axes; the copy keeps the routers in float32."""
-    expected, cfg = expected_of(FAMILY), described(FAMILY, remat="none")
+    expected, cfg = expected_of(family), described(family, remat="none")
     prompts = [
         row[:length].tolist() for row, length in zip(expected["prompts"], expected["prompt_lengths"], strict=True)
     ]
     settings = SamplerSettings(14, 15, slots=4, chunk=4, dtype="float32", mesh=Mesh(data=2, fsdp=1, tensor=2))
     sampler = Sampler(cfg, settings, make_mesh(1, 2, 2), StopCriteria(()))
-    copy = sampler.load_params(params_of(FAMILY))
+    copy = sampler.load_params(params_of(family))
     found = {drawn.row: drawn.tokens for drawn in sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)}
     np.testing.assert_array_equal([found[row] for row in range(len(prompts))], expected["generated"])
     low = Sampler(cfg, replace(settings, dtype="bfloat16"), make_mesh(1, 2, 2), StopCriteria(()))
-    layer = low.load_params(params_of(FAMILY))["layers"][0]
+    layer = low.load_params(params_of(family))["layers"][0]
     assert (layer["router"].dtype, layer["expert_up"].dtype) == (jnp.float32, jnp.bfloat16)
 
 
@@ -304,6 +302,18 @@ def test_a_token_is_counted_with_the_weights_that_it_takes():
     assert matrix_weights(cfg) == 48 * (attention + 2048 * 128 + 128 * 3 * 2048 * 768)
 
 
+def test_a_token_is_counted_with_the_block_beside_its_experts():
+    """Of Gemma 4 26B-A4B, whose card says 3.8 G; global layers have no values of their own."""
+    cfg = Model(**load_group("model/gemma4_26b_a4b"))
+    attention = 2816 * (25 * 256 * 2 * (16 + 8) + 5 * 512 * (2 * 16 + 2))
+    beside, each = 30 * 2816 * (128 + 3 * 2112), 30 * 3 * 2816 * 704
+    active = attention + beside + 8 * each + 262144 * 2816
+    assert active == 3_821_830_144
+    assert model_flops(cfg, 1, 1) / 6 - 2 * 16 * (25 * 256 + 5 * 512) == active
+    assert token_flops(cfg, 1) == pytest.approx(model_flops(cfg, 1, 1))
+    assert matrix_weights(cfg) == attention + beside + 128 * each
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -315,6 +325,7 @@ def test_a_token_is_counted_with_the_weights_that_it_takes():
             r"per_token \(5\) must be at most count \(4\)",
         ),
         ({"implementation": "models:own"}, "experts: implementation models:own is not supported"),
+        ({"use_double_wide_mlp": True}, "use_double_wide_mlp needs a block beside the experts"),
     ],
 )
 def test_what_experts_do_not_go_with_is_named(changes, words):
@@ -344,8 +355,11 @@ def test_what_has_no_adapter_or_no_such_loss_is_named(grpo_run):
 
 def test_other_families_are_not_exported_with_experts():
     cfg = described("llama3", experts={"count": 4, "per_token": 2, "norm_topk_prob": True})
-    undivided = described("gpt_oss", experts={"count": 4, "per_token": 2, "norm_topk_prob": False})
-    for model in (cfg, undivided):
+    kept = {"count": 8, "per_token": 3}
+    undivided = [described("gpt_oss", experts=kept | {"norm_topk_prob": False})]
+    undivided += [described("gemma4_moe", experts=kept | {"norm_topk_prob": False, "inner_dim": 8})]
+    alone = described("gemma4", experts=kept | {"norm_topk_prob": True})
+    for model in (cfg, alone, *undivided):
         with pytest.raises(hf_families.UnknownArchitectureError, match="transformers has no architecture"):
             hf_families.hf_config(model)
 

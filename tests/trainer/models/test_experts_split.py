@@ -119,16 +119,17 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.parametrize("family", [FAMILY, *wide("gemma4_moe")])
 @pytest.mark.parametrize("meshes", SAMPLERS, ids=str)
-def test_a_sampler_gives_the_same_replies(meshes):
+def test_a_sampler_gives_the_same_replies(meshes, family):
     """Its copy has all weights but experts whole; without a mesh of its own it splits experts as training does."""
-    (wanted, sizes), expected, cfg = meshes, expected_of(FAMILY), described(FAMILY, remat="none")
+    (wanted, sizes), expected, cfg = meshes, expected_of(family), described(family, remat="none")
     prompts = [
         row[:length].tolist() for row, length in zip(expected["prompts"], expected["prompt_lengths"], strict=True)
     ]
     settings = SamplerSettings(14, 15, slots=4, chunk=4, dtype="float32", mesh=wanted)
     sampler = Sampler(cfg, settings, make_mesh(*sizes), StopCriteria(()))
-    copy = sampler.load_params(params_of(FAMILY))
+    copy = sampler.load_params(params_of(family))
     split = sampler.programs.mesh.shape["expert"]
     assert split == (sizes[3] if wanted is None else wanted.expert)
     assert copy["layers"][0]["expert_up"].addressable_shards[0].data.shape[0] == 8 // split
