@@ -27,29 +27,25 @@ CLASSES = {
     "olmo2": "Olmo2", "granite": "Granite", "phi3": "Phi3", "olmo3": "Olmo3", "gpt_oss": "GptOss",
 }  # fmt: skip
 """How the names of a family's classes begin, by model_type of config.json."""
+CLASSES_WITH_IMAGES = {
+    "gemma3": "Gemma3", "gemma4": "Gemma4", "gemma4_unified": "Gemma4Unified", "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
+}  # fmt: skip
+"""The same of models with a vision tower, and of their decoders, whose model_type ends in _text."""
 FAMILIES = {kind: kind for kind in CLASSES} | {
     "gemma3_text": "gemma3", "llama": "llama3", "gpt2": "gpt2", **dict.fromkeys(GEMMA4_TEXT, "gemma4"),
-    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
 }  # fmt: skip
 """Maps model_type of config.json to our family."""
 ARCHITECTURES = {
     **{kind: (f"{name}ForCausalLM", f"{name}Model") for kind, name in CLASSES.items()},
-    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
-    "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3Model"),
-    "gemma4_text": ("Gemma4ForCausalLM", "Gemma4TextModel"),
-    "gemma4": ("Gemma4ForConditionalGeneration", "Gemma4Model"),
-    "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedTextModel"),
-    "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "Gemma4UnifiedModel"),
-    "qwen3_5_text": ("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
-    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Model"),
+    **{f"{kind}_text": (f"{name}ForCausalLM", f"{name}TextModel") for kind, name in CLASSES_WITH_IMAGES.items()},
+    **{kind: (f"{name}ForConditionalGeneration", f"{name}Model") for kind, name in CLASSES_WITH_IMAGES.items()},
     "mistral3": ("Mistral3ForConditionalGeneration", "Mistral3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
 }
 """Classes whose weights are a decoder's."""
-WITH_IMAGES = {
-    "gemma3": "gemma3_text", "mistral3": "ministral3", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
-    "qwen3_5": "qwen3_5_text",
-}  # fmt: skip
+WITH_IMAGES = {kind: f"{kind}_text" for kind in CLASSES_WITH_IMAGES} | {"mistral3": "ministral3"}
 """Models with a vision tower, and what their `text_config` must be."""
 PERIODS = {"gemma2": 2, "gpt_oss": 2, "olmo3": 4} | dict.fromkeys(GEMMA4_TEXT, 6)
 """Every how many layers one is global, where layer_types does not say it."""
@@ -75,10 +71,11 @@ GPT2_NAMES = {
     "max_seq_len": "n_positions", "norm_eps": "layer_norm_epsilon",
 }  # fmt: skip
 
+OF_QWEN = THEIR_NAMES | {"mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok"}
 NAMES = {
     "gpt2": GPT2_NAMES,
-    "qwen3_moe": THEIR_NAMES
-    | {"mlp_dim": "moe_intermediate_size", "count": "num_experts", "per_token": "num_experts_per_tok"},
+    "qwen3_moe": OF_QWEN,
+    "qwen3_5_moe_text": OF_QWEN | {"shared_dim": "shared_expert_intermediate_size"},
     "gpt_oss": THEIR_NAMES | {"count": "num_local_experts", "per_token": "num_experts_per_tok"},
     "gemma4_text": THEIR_NAMES | EXPERTS,
 }
@@ -220,7 +217,7 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     if kind in OTHER_TYPES:
         described |= delta_net(fields, described["attention_pattern"])
     if "num_experts_per_tok" in fields:
-        described |= _experts(fields, given)
+        described |= _experts(fields, given, kind)
     described |= {name: fields[name] for name in MULTIPLIERS if name in fields}
     if "attention_multiplier" in fields:
         if (scale := fields["attention_multiplier"]) <= 0:
@@ -237,7 +234,7 @@ def _rotary_model(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str
     return described | (gemma4_layers(fields, described["attention_pattern"]) if kind in GEMMA4_TEXT else {})
 
 
-def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _experts(fields: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the keys of experts; of Qwen, transformers 5 writes their number under a name of its own."""
     name = "num_experts" if "num_experts" in fields else "num_local_experts"
     count, other = given.get(name), given.get("num_local_experts")
@@ -247,7 +244,10 @@ def _experts(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     per_token = fields["num_experts_per_tok"]
     if 1 < count < per_token:
         raise unsupported("num_experts_per_tok", per_token, f"{name} is {count}")
-    kept = {"per_token": per_token, "norm_topk_prob": fields.get("norm_topk_prob", True)}
+    shared = fields.get("shared_expert_intermediate_size", 0)
+    if kind in OTHER_TYPES and not shared:
+        raise unsupported("shared_expert_intermediate_size", shared, "all layers have one of all tokens")
+    kept = {"per_token": per_token, "norm_topk_prob": fields.get("norm_topk_prob", True), "shared_dim": shared}
     width = fields.get("moe_intermediate_size", fields["intermediate_size"])
     return {"mlp_dim": width, "experts": {"count": count, **kept}}
 

@@ -186,7 +186,7 @@ QWEN3_MOE = {name: field for name, field in QWEN3.items() if name != "layer_type
     **ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
 }
 
-OTHER_TYPES = {"qwen3_5_text": {"linear_attention": "D", "full_attention": "G"}}
+OTHER_TYPES = {f"qwen3_5{part}": {"linear_attention": "D", "full_attention": "G"} for part in ("_text", "_moe_text")}
 """Letters of layer_types of a family whose other layers have no window."""
 DELTA_NET = {
     name: f"linear_{name}"
@@ -216,6 +216,18 @@ QWEN3_5 = ROTARY | {
     "mlp_only_layers": fixed(None, "the layers have no experts", []),
     **ignored("heads of later tokens are not read", mtp_num_hidden_layers=0, mtp_use_dedicated_embeddings=False),
     **ignored("the layers' memory is float32 in any case", mamba_ssm_dtype="float32"),
+}
+
+QWEN3_5_MOE = QWEN3_5 | {
+    **{name: read(size) for name, size in (("hidden_size", 2048), ("num_hidden_layers", 40), ("num_experts", 256))},
+    **{name: read(size) for name, size in (("num_key_value_heads", 2), ("num_experts_per_tok", 8))},
+    **{name: read(512) for name in ("moe_intermediate_size", "shared_expert_intermediate_size")},
+    **ignored("of training; set model.router_aux_loss_coef", router_aux_loss_coef=0.001, output_router_logits=False),
+    # the rest are not of the class
+    **ignored("the width of layers without experts", intermediate_size=None),
+    "norm_topk_prob": fixed(True, "transformers divides the shares in any case"),
+    "decoder_sparse_step": fixed(1, ALL_EXPERTS),
+    "mlp_only_layers": fixed(None, ALL_EXPERTS, []),
 }
 
 MXFP4: dict[str, Any] = {"quant_method": "mxfp4"}
@@ -349,6 +361,7 @@ QWEN3_5_WITH_IMAGES = BASE | {
     "tie_word_embeddings": read(False),
     **ignored("images are not read", vision_config=None, image_token_id=248_056, video_token_id=248_057),
     **ignored("images are not read", vision_start_token_id=248_053, vision_end_token_id=248_054),
+    **ignored("of programs that serve it", language_model_only=False),
 }
 
 FIELDS = {
@@ -376,7 +389,8 @@ FIELDS = {
     "gemma4_unified_text": GEMMA4_UNIFIED,
     "gemma4_unified": GEMMA4_WITH_IMAGES,
     "qwen3_5_text": QWEN3_5,
-    "qwen3_5": QWEN3_5_WITH_IMAGES,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), QWEN3_5_WITH_IMAGES),
 }
 """The table of each `model_type`."""
 

@@ -82,7 +82,7 @@ DEFAULT_ROTATIONS = {
 """What a family has where config.json has no rope_parameters."""
 ANY_ROTATION = ("default", "linear", "llama3", "yarn", "longrope")
 ROTATIONS = {"phi3": ("default", "longrope"), "ministral3": ("yarn",), "gpt_oss": ("yarn",)}
-ROTATIONS |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), ("default", "yarn"))
+ROTATIONS |= dict.fromkeys((f"qwen3_5{part}" for part in ("", "_text", "_moe", "_moe_text")), ("default", "yarn"))
 ROTATIONS |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), ("default", "proportional"))
 """Which values of `rope_type` a family may have, where not `ANY_ROTATION`."""
 

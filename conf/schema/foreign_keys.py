@@ -38,6 +38,7 @@ FOREIGN = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "moe_intermediate_size"), "model.mlp_dim"),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), "model.experts.count"),
     **dict.fromkeys(("num_experts_per_tok", "experts_per_token", "moe_top_k"), "model.experts.per_token"),
+    "shared_expert_intermediate_size": "model.experts.shared_dim",
     **dict.fromkeys(("max_position_embeddings", "max_context"), "model.max_seq_len"),
     **dict.fromkeys(("dtype", "torch_dtype", "precision", "bf16", "fp16", "mixed_precision"), "model.activation_dtype"),
     **dict.fromkeys(("checkpoint", "pretrained", "model_name_or_path", "pretrained_model"), "model.weights"),

@@ -164,6 +164,7 @@ def _layer_weights(model: Model, kind: LayerKind, *, per_token: bool) -> int:
     if model.experts is not None:
         taken = model.experts.per_token if per_token else model.experts.count
         feed_forward += taken * each * (model.experts.inner_dim or model.mlp_dim) + model.dim * model.experts.count
+        feed_forward += each * model.shared_dim + model.dim * (model.shared_dim > 0)
     if model.attention_form == "maha":
         attention += (model.maha.scales - 1) * model.dim * (2 * model.num_heads * model.head_dim + 3 * model.dim)
     return attention + feed_forward + 3 * model.dim * model.per_layer_dim + 2 * _residual_weights(model)

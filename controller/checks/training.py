@@ -34,7 +34,7 @@ LONG_WARMUP = 0.25
 SPLIT = {
     ("tensor",): (
         *("num_heads", "num_kv_heads", "num_global_kv_heads", "mlp_dim", "vocab_size", "per_layer_dim"),
-        *("delta_net.num_key_heads", "delta_net.num_value_heads", "experts.inner_dim"),
+        *("delta_net.num_key_heads", "delta_net.num_value_heads", "experts.inner_dim", "experts.shared_dim"),
     ),
     ("fsdp", "expert"): ("dim", "per_layer_dim"),
     ("expert",): ("experts.count",),

@@ -41,6 +41,8 @@ CLASSES = {
     "gemma4_unified": "Gemma4UnifiedConfig",
     "qwen3_5_text": "Qwen3_5TextConfig",
     "qwen3_5": "Qwen3_5Config",
+    "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
+    "qwen3_5_moe": "Qwen3_5MoeConfig",
 }
 
 

@@ -23,12 +23,13 @@ FAMILIES = {
     **{kind: kind for kind in ("mistral", "ministral", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3")},
     **{kind: kind for kind in ("ministral3", "mistral3")},
     **{f"{kind}{part}": kind for kind in ("gemma4", "gemma4_unified") for part in ("_text", "")},
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5"), "qwen3_5"),
+    **{f"{kind}{part}": kind for kind in ("qwen3_5", "qwen3_5_moe") for part in ("_text", "")},
 }  # fmt: skip
 """The folder of each model_type; before 4.0.1 there were none."""
 CLASSES = {"gemma3_text": "Gemma3TextConfig", "gemma3": "Gemma3Config"}
 CLASSES |= {"gemma4_text": "Gemma4TextConfig", "gemma4": "Gemma4Config"}
 CLASSES |= {"qwen3_5_text": "Qwen3_5TextConfig", "qwen3_5": "Qwen3_5Config"}
+CLASSES |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig", "qwen3_5_moe": "Qwen3_5MoeConfig"}
 CLASSES |= {"gemma4_unified_text": "Gemma4UnifiedTextConfig", "gemma4_unified": "Gemma4UnifiedConfig"}
 """Where a file has several."""
 

@@ -12,7 +12,7 @@ from conf.config_json import (
     model_from_config,
     without_unknown_fields,
 )
-from conf.hugging_face_fields import FIELDS
+from conf.hugging_face_fields import FIELDS, OTHER_TYPES
 from conf.hugging_face_gemma4 import GEMMA4_TEXT
 from conf.schema.training.model import Model
 from tests.conftest import deep
@@ -106,7 +106,7 @@ def test_every_field_that_is_read_changes_the_model(kind):
         others |= {"rope_parameters": YARN, "rope_scaling": YARN, "num_attention_heads": 32}
     if kind == "phi3":
         others["rope_scaling"] = LONGROPE
-    if kind == "qwen3_5_text":
+    if kind in OTHER_TYPES:
         others |= {"layer_types": ["linear_attention", "full_attention"] * (layers // 2), "rope_scaling": YARN}
     for name, field in FIELDS[kind].items():
         if field.use != "read" or name in ("model_type", "architectures"):
@@ -246,6 +246,19 @@ def test_what_llama_cannot_be_is_named(fields, words):
         ("qwen3_5_text", {"linear_num_value_heads": 24}, "must be a multiple of num_key_heads (16)"),
         ("qwen3_5_text", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim of qwen3_5_text: Input should be"),
         ("qwen3_5_text", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "only default, yarn"),
+        (
+            "qwen3_5_moe_text",
+            {"norm_topk_prob": False},
+            "False is not supported: transformers divides the shares in any",
+        ),
+        ("qwen3_5_moe_text", {"mlp_only_layers": [0]}, "[0] is not supported: layers without experts are not"),
+        (
+            "qwen3_5_moe_text",
+            {"shared_expert_intermediate_size": 0},
+            "size: 0 is not supported: all layers have one of",
+        ),
+        ("qwen3_5_moe_text", {"shared_expert_intermediate_size": -1}, "size of qwen3_5_moe_text: Input should be"),
+        ("qwen3_5_moe_text", {"num_experts": 4}, "num_experts_per_tok: 8 is not supported: num_experts is 4"),
         ("qwen3", {"rope_parameters": {"mrope_section": [1, 1, 1]}}, "'mrope_section' is not supported"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers: [0] is not supported: layers without experts are"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported: layers without experts"),
@@ -412,16 +425,17 @@ def test_gemma_4_with_images_and_sound_is_read_as_its_decoder(kind):
     assert found == read(f"{kind}_text", **text, per_layer_config={"05": {"head_dim": 128}})
 
 
-def test_qwen_3_5_with_images_is_read_as_its_decoder():
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_qwen_3_5_with_images_is_read_as_its_decoder(kind):
     """Text has the same position three times, so mrope's sections are of no use; nor are heads of later tokens."""
     rotation = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
     text = {"num_hidden_layers": 8, "linear_num_value_heads": 16, "mtp_num_hidden_layers": 1}
     sections = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
-    found = read("qwen3_5", text_config=text | {"rope_parameters": rotation | sections}, vision_config={"depth": 2})
-    assert found == read("qwen3_5_text", **text, rope_parameters=rotation)
+    found = read(kind, text_config=text | {"rope_parameters": rotation | sections}, vision_config={"depth": 2})
+    assert found == read(f"{kind}_text", **text, rope_parameters=rotation)
     assert (found.attention_pattern, found.partial_rotary_factor, found.sliding_window) == ("DDDG", 0.25, 4096)
-    assert read("qwen3_5_text", full_attention_interval=1).delta_net is None
-    assert "text_config has another value" in refusal("qwen3_5", text_config=text, tie_word_embeddings=True)
+    assert read(f"{kind}_text", full_attention_interval=1).delta_net is None
+    assert "text_config has another value" in refusal(kind, text_config=text, tie_word_embeddings=True)
 
 
 def test_ministral_3_with_images_is_read_as_its_decoder():

@@ -137,10 +137,11 @@ def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     if cfg.experts is not None:
         each = cfg.model_copy(update={"mlp_dim": cfg.experts.inner_dim or cfg.mlp_dim})
         matrices |= experts.weight_entries(each, inits.by_dim, _inits(each).down)
-    if cfg.has_dense_block:
-        into = Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
+    if width := cfg.mlp_dim if cfg.has_dense_block else cfg.shared_dim:
+        into = Weight((cfg.dim, width), ("embed", "hidden"), inits.by_dim)
         matrices |= ({"gate": into} if cfg.is_gated else {}) | {"up": into}
-        matrices["down"] = Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
+        down = _inits(cfg.model_copy(update={"mlp_dim": width})).down
+        matrices["down"] = Weight((width, cfg.dim), ("hidden", "embed"), down)
     yield from matrices.items()
     if cfg.biases in ("mlp", "all"):
         for name, matrix in matrices.items():  # one number per output, of each expert's too

@@ -17,7 +17,7 @@ from jax.nn.initializers import Initializer
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
-from trainer.models.layers import gated, norm, plain_norm
+from trainer.models.layers import gated, mlp, norm, plain_norm, project
 from trainer.models.weights import Params, Weight
 
 MATRICES = {"expert_gate": ("embed", "hidden"), "expert_up": ("embed", "hidden"), "expert_down": ("hidden", "embed")}
@@ -43,13 +43,15 @@ class Load(NamedTuple):
 
 
 def weight_entries(cfg: Model, by_dim: Initializer, down: Initializer) -> Iterator[tuple[str, Weight]]:
-    """Yield the router and the experts of a layer."""
+    """Yield the router and the experts of a layer, and the gate of the one that all tokens take, if there is one."""
     assert cfg.experts is not None, "the caller has experts"
     count, sizes = cfg.experts.count, {"embed": cfg.dim, "hidden": cfg.mlp_dim}
     yield "router", Weight((cfg.dim, count), ("embed", "experts"), by_dim)
     for name, axes in MATRICES.items():
         shape = (count, *(sizes[axis] for axis in axes))
         yield name, Weight(shape, ("experts", *axes), down if name == "expert_down" else by_dim)
+    if cfg.shared_dim:
+        yield "shared_gate", Weight((cfg.dim, 1), ("embed", None), by_dim)
 
 
 def uses_per_token(cfg: Model) -> dict[str, float]:
@@ -115,7 +117,10 @@ def feed_forward(
         added = jnp.matmul(of_experts, weights["expert_down_bias"], precision=lax.Precision.HIGHEST)
         out = (out.astype(jnp.float32) + added).astype(out.dtype)
     load = None if counted is None else _load(probabilities, chosen, counted.reshape(-1))
-    return checkpoint_name(out.reshape(x.shape), "output"), load
+    out = checkpoint_name(out.reshape(x.shape), "output")
+    if cfg.shared_dim:
+        out = out + jax.nn.sigmoid(project(x, weights, "shared_gate", cfg)) * mlp(x, weights, cfg)
+    return out, load
 
 
 def _probabilities(rows: jax.Array, router: jax.Array, bias: jax.Array | None = None) -> jax.Array:

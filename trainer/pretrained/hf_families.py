@@ -67,6 +67,7 @@ KEYS_BY_FAMILY = {
     | {"rope_local_theta", "final_logit_softcap", "global_head_dim", "num_global_kv_heads", "num_kv_shared_layers"}
     | {"use_double_wide_mlp", "per_layer_dim", "attention_k_eq_v"},
     "qwen3_5": ROTARY_KEYS | {"attention_pattern", "partial_rotary_factor", "delta_net"},
+    "qwen3_5_moe": ROTARY_KEYS | {"attention_pattern", "partial_rotary_factor", "delta_net"},
 }
 """Further model keys per family."""
 BIASES_BY_FAMILY = {
@@ -80,14 +81,16 @@ BIASES_BY_FAMILY = {
     "smollm3": ("none", "attention", "mlp", "all"),
     "granite": ("none", "attention", "mlp", "all"),
     **dict.fromkeys(("gemma", "olmo2", "olmo3", "gemma4"), ("none", "attention")),
-    **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3", "qwen3_5"), ("none",)),
+    **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3", "qwen3_5", "qwen3_5_moe"), ("none",)),
 }
 """Values of `model.biases` per family."""
 EXPERTS_BY_FAMILY = {
     "qwen3_moe": ("divided", "undivided"), "gpt_oss": ("divided",), "gemma4": ("none", "divided beside a block"),
+    "qwen3_5_moe": ("divided beside a shared one",),
 }  # fmt: skip
 """Experts that a family may have, as `_experts` says it; the others have none."""
-PATTERNS = {"mistral": "L+|G+", "ministral3": "L+|G+", "phi3": "L+|G+", "smollm3": "[LGlg]+", "qwen3_5": "[DG]+"}
+PATTERNS = dict.fromkeys(("mistral", "ministral3", "phi3"), "L+|G+") | {"smollm3": "[LGlg]+"}
+PATTERNS |= dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "[DG]+")
 """What `model.attention_pattern` is per family, where it is not L and G at will."""
 COMPUTE_KEYS = {
     "init",
@@ -136,7 +139,8 @@ def _experts(cfg: Model) -> str:
     if cfg.experts is None:
         return "none"
     shares = "divided" if cfg.experts.norm_topk_prob else "undivided"
-    return f"{shares} beside a block" if cfg.has_dense_block else shares
+    beside = " beside a block" if cfg.has_dense_block else " beside a shared one" if cfg.shared_dim else ""
+    return f"{shares}{beside}"
 
 
 def why_unpublished(cfg: Model) -> str:
@@ -204,7 +208,7 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         everywhere = written.get("rope_scaling", {"rope_type": "default"}) | {"rope_theta": cfg.rope_theta}
         local = {"rope_type": "default", "rope_theta": cfg.rope_local_theta}
         written["rope_parameters"] = {"full_attention": everywhere, "sliding_attention": local}
-    if kind == "qwen3_5_text":
+    if kind in OTHER_TYPES:
         return written | _qwen3_5_fields(cfg, written, letters)
     return written | _gemma4_fields(cfg, written) if kind == "gemma4_text" else written
 
@@ -213,11 +217,13 @@ def _qwen3_5_fields(cfg: Model, written: dict[str, Any], letters: str) -> dict[s
     """Return what Qwen 3.5 says of its layers; removes from `written` what its class has in rope_parameters only."""
     names = {letter: name for name, letter in OTHER_TYPES["qwen3_5_text"].items()}
     rotation = written.pop("rope_scaling", {"rope_type": "default"}) | {"rope_theta": written.pop("rope_theta")}
-    sizes = {} if cfg.delta_net is None else cfg.delta_net.model_dump()
+    sizes = {} if cfg.delta_net is None else {DELTA_NET[name]: n for name, n in cfg.delta_net.model_dump().items()}
+    if cfg.experts is not None:  # whose class lacks these two
+        del written["intermediate_size"], written["norm_topk_prob"]
     return {
         "layer_types": [names[letter] for letter in letters],
         "rope_parameters": rotation | {"partial_rotary_factor": cfg.partial_rotary_factor},
-        **{DELTA_NET[name]: size for name, size in sizes.items()},
+        **sizes,
     }
 
 

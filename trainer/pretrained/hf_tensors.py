@@ -128,12 +128,16 @@ def _layer_tensors(cfg: Model, family: str) -> Iterator[TensorMapping]:
         yield from _delta_tensors(cfg.delta_net, f"{layer}linear_attn.")
     if cfg.attention_sinks:
         yield _copied(f"{layer}self_attn.sinks", "sink_logits")
+    block = "mlp."
     if cfg.experts is not None:
         yield from {"gpt_oss": _gpt_oss_experts, "gemma4": _gemma4_experts}.get(family, _expert_tensors)(layer)
-    for name in ("gate", "up", "down") if cfg.has_dense_block else ():
-        yield _turned(f"{layer}mlp.{name}_proj.weight", name)
+    if cfg.shared_dim:
+        yield _turned(f"{layer}mlp.shared_expert_gate.weight", "shared_gate")
+        block = "mlp.shared_expert."
+    for name in ("gate", "up", "down") if cfg.has_dense_block or cfg.shared_dim else ():
+        yield _turned(f"{layer}{block}{name}_proj.weight", name)
         if cfg.biases in ("mlp", "all"):
-            yield _copied(f"{layer}mlp.{name}_proj.bias", f"{name}_bias")
+            yield _copied(f"{layer}{block}{name}_proj.bias", f"{name}_bias")
     if cfg.per_layer_dim:
         yield _turned(f"{layer}per_layer_input_gate.weight", "per_layer_gate")
         yield _turned(f"{layer}per_layer_projection.weight", "per_layer_output")
@@ -214,7 +218,7 @@ def packed_experts(cfg: Model) -> tuple[TensorMapping, ...]:
 
     Transformers 5 computes with them, and writes them if it is told to.
     """
-    return _packed("layers.{i}.mlp.experts.") if family_of(cfg) == "qwen3_moe" else ()
+    return _packed("layers.{i}.mlp.experts.") if family_of(cfg) in ("qwen3_moe", "qwen3_5_moe") else ()
 
 
 def _packed(experts: str) -> tuple[TensorMapping, ...]:

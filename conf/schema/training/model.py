@@ -50,6 +50,9 @@ class Experts(Strict):
     count: int = Field(ge=2, le=4096, description="Experts of a layer.")
     per_token: int = Field(ge=1, le=4096, description="Experts that a token takes, the likeliest of its router.")
     norm_topk_prob: bool = Field(description="Divide the shares of a token's experts by their sum.")
+    shared_dim: Annotated[int, LATER] = Field(
+        default=0, ge=0, le=1048576, description="Width of one that all tokens take, times a sigmoid gate. 0: none."
+    )
     inner_dim: Annotated[int | None, LATER] = Field(
         default=None, ge=1, le=1048576, description="Width of each beside a block of mlp_dim (Gemma 4). null: mlp_dim."
     )
@@ -58,6 +61,8 @@ class Experts(Strict):
     def _a_token_takes_some(self) -> "Experts":
         if self.per_token > self.count:
             raise ValueError(f"per_token ({self.per_token}) must be at most count ({self.count})")
+        if self.inner_dim is not None and self.shared_dim:
+            raise ValueError("inner_dim is beside a block, shared_dim beside none; set one of them")
         return self
 
 
@@ -131,7 +136,7 @@ class Model(Strict):
 
     family: (
         Literal["mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "olmo3", "gemma4"]
-        | Literal["qwen3_5"]
+        | Literal["qwen3_5", "qwen3_5_moe"]
         | None
     ) = Field(default=None, description="Whose config.json an export has. null: the first that can say these switches.")
     norm: Literal["rms", "rms_plus_one", "rms_plain", "layer"] = Field(
@@ -330,6 +335,11 @@ class Model(Strict):
         return self.mlp.endswith("glu")
 
     @property
+    def shared_dim(self) -> int:
+        """Width of the expert that all tokens take. 0: there is none."""
+        return 0 if self.experts is None else self.experts.shared_dim
+
+    @property
     def has_dense_block(self) -> bool:
         """Whether layers have a feed-forward block that all tokens take."""
         return self.experts is None or self.experts.inner_dim is not None
@@ -352,19 +362,8 @@ AnyModel = Annotated[
 """What the trainer can train: `trainer.models.weights.weight_table` has the weights of each kind."""
 
 KEYS_FREE_OF_WEIGHTS = {
-    "family",
-    "activation_dtype",
-    "attention",
-    "scan_layers",
-    "remat",
-    "logit_chunk",
-    "init",
-    "max_seq_len",
-    "weights",
-    "config_json",
-    "router_aux_loss_coef",
-    "h_cycles",
-    "l_cycles",
+    *("family", "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "init", "max_seq_len"),
+    *("weights", "config_json", "router_aux_loss_coef", "h_cycles", "l_cycles"),
 }
 """Keys that may differ between the run that made some weights and one that starts from them."""
 

@@ -37,7 +37,8 @@ def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
 
 def adapted_matrices(cfg: Model) -> dict[str, str]:
     """Return the matrices that may have an adapter, by their path."""
-    blocks = ("gate", "up", "down") if not cfg.has_dense_block else () if cfg.is_gated else ("gate",)
+    has_block = cfg.has_dense_block or cfg.shared_dim > 0
+    blocks = ("gate", "up", "down") if not has_block else () if cfg.is_gated else ("gate",)
     absent = blocks if cfg.attention_gate else (*blocks, "query_gate")
     names = [name for name in INPUT_AXES if name not in absent]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
@@ -113,8 +114,9 @@ def _of_maha(cfg: Model) -> Iterator[str]:
 
 
 def _of_mlp(cfg: Model) -> Iterator[str]:
+    block = ("gate", "up", "down") if cfg.is_gated else ("up", "down")
     matrices = ("router", "expert_gate", "expert_up", "expert_down") if cfg.experts is not None else ()
-    matrices += (("gate", "up", "down") if cfg.is_gated else ("up", "down")) if cfg.has_dense_block else ()
+    matrices += (("shared_gate",) if cfg.shared_dim else ()) + (block if cfg.has_dense_block or cfg.shared_dim else ())
     yield from _of_norm(cfg, "mlp_norm") if cfg.pre_norms else ()
     yield from matrices
     yield from (f"{name}_bias" for name in matrices if cfg.biases in ("mlp", "all"))

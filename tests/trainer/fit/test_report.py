@@ -79,6 +79,7 @@ def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them
     assert counted("splash", None) == counted("plain", 17) > 2 * counted("plain", None)
 
 
+EXPERTS = ("qwen3_30b_a3b", "qwen3_5_35b_a3b")
 SIZES = (
     *("mistral_7b", "ministral_8b", "ministral3_8b", "smollm3_3b", "olmo2_7b", "olmo3_7b", "phi4"),
     *("granite3_2b", "granite3_8b", "gemma4_12b", "gemma4_26b_a4b", "gemma4_31b"),
@@ -86,7 +87,8 @@ SIZES = (
 
 
 @pytest.mark.parametrize(
-    "name", ["phi4_mini", "gemma4_e2b", "qwen3_30b_a3b", "gpt_oss_20b", "qwen3_5_0_8b", *wide(*SIZES, "gemma1_2b")]
+    "name",
+    ["phi4_mini", "gemma4_e2b", "gpt_oss_20b", "qwen3_5_0_8b", *EXPERTS, *wide(*SIZES, "gemma1_2b")],
 )
 def test_operations_of_an_update_of_a_newer_family_are_those_of_its_matrices(lm_run, name):
     """Six per weight and token, of logits eight, since those are computed again, and of attention twelve per pair."""

@@ -21,7 +21,7 @@ FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2")
 VARIANTS = ("llama_biases", "qwen2_window", "qwen3_biases", "gemma3_images", "gpt_oss_mxfp4")
 """With what a family may have, though its published models mostly do not: biases, yarn, windows, images, four bits."""
 DERIVED = ("mistral", "ministral", "ministral3", "gemma", "smollm3", "olmo2", "granite", "phi3", "phi3_long", "olmo3")
-DERIVED += ("qwen3_moe", "gpt_oss", "gemma4", "gemma4_e2b", "gemma4_moe", "qwen3_5", "qwen3_5_yarn")
+DERIVED += ("qwen3_moe", "gpt_oss", "gemma4", "gemma4_e2b", "gemma4_moe", "qwen3_5", "qwen3_5_yarn", "qwen3_5_moe")
 """Families by what differs from another one; phi3_long has texts beyond the original context, gemma4_e2b layers that
 share keys, and embeddings per layer, gemma4_moe experts too, qwen3_5 neighbouring value heads that share a key head."""
 NANOCHAT = {"num_layers": 6, "dim": 24, "num_heads": 2, "num_kv_heads": 2, "head_dim": 12, "mlp_dim": 96}

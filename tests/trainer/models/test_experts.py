@@ -26,7 +26,6 @@ from controller.run.estimate import token_flops
 from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from tests.trainer.lives import train
 from tests.trainer.models.reference_models import described, expected_of, params_of
 from trainer.fit.remat import remat_candidates
 from trainer.losses import lm
@@ -34,12 +33,12 @@ from trainer.models import decoder, experts, weights
 from trainer.models.decoder_weights import weight_table
 from trainer.optimizer import muon
 from trainer.optimizer.rules import matrix_views, update_rules
-from trainer.pretrained import hf_families, hf_files, run_weights
+from trainer.pretrained import hf_families, hf_files
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 from trainer.step import train_step
 from trainer.telemetry.throughput import model_flops
 
-FAMILY = "qwen3_moe"
+FAMILY, SHARED = "qwen3_moe", "qwen3_5_moe"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -73,14 +72,14 @@ def one_layer(params: weights.Params) -> weights.Params:
     return {name: weight[0] for name, weight in params["layers"].items()}
 
 
-@pytest.mark.parametrize("is_divided", [True, False])
-def test_each_token_gets_the_sum_of_its_likeliest_experts(is_divided):
+@pytest.mark.parametrize(("family", "is_divided"), [(FAMILY, True), (FAMILY, False), (SHARED, True)])
+def test_each_token_gets_the_sum_of_its_likeliest_experts(family, is_divided):
     """As a loop over tokens computes it, even if all of them take the same experts: none is dropped."""
-    cfg = described(FAMILY)
+    cfg = described(family)
     assert cfg.experts is not None
     cfg = cfg.model_copy(update={"experts": cfg.experts.model_copy(update={"norm_topk_prob": is_divided})})
     for same in (False, True):
-        own = {name: np.asarray(weight) for name, weight in one_layer(params_of(FAMILY)).items()}
+        own = {name: np.asarray(weight) for name, weight in one_layer(params_of(family)).items()}
         x = np.random.default_rng(0).normal(size=(2, 5, cfg.dim)).astype(np.float32)
         if same:
             x[:] = x[0, 0]
@@ -96,6 +95,9 @@ def test_each_token_gets_the_sum_of_its_likeliest_experts(is_divided):
             for i in chosen:
                 gate, up = x[at] @ own["expert_gate"][i], x[at] @ own["expert_up"][i]
                 wanted += shares[i] * ((gate / (1 + np.exp(-gate)) * up) @ own["expert_down"][i])
+            if family == SHARED:
+                gate, up, of_all = (x[at] @ own[name] for name in ("gate", "up", "shared_gate"))
+                wanted += ((gate / (1 + np.exp(-gate)) * up) @ own["down"]) / (1 + np.exp(-of_all))
             np.testing.assert_allclose(found[at], wanted, rtol=0, atol=1e-5)
 
 
@@ -142,12 +144,12 @@ def expected_load(family: str, cfg: Model, batch: dict[str, np.ndarray]) -> tupl
 
 
 DEEP = [pytest.mark.deep, pytest.mark.wide]
-OPTIMIZED = [("muon", FAMILY), ("adafactor", "gpt_oss"), ("muon", "gpt_oss")]
+OPTIMIZED = [("muon", FAMILY), *((name, family) for name in ("adafactor", "muon") for family in ("gpt_oss", SHARED))]
 BATCH = ("data", "fsdp", "expert")
 MESHES = [(1, 1, 1), (4, 1, 1), (1, 2, 2), (1, 2, 1, 2), *wide((2, 2, 1), (1, 4, 1), (2, 1, 1, 2), (1, 1, 2, 2))]
 
 
-@pytest.mark.parametrize("family", [FAMILY, *wide("gpt_oss", "gemma4_moe")])
+@pytest.mark.parametrize("family", [FAMILY, *wide("gpt_oss", "gemma4_moe", SHARED)])
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("how", [{"scan_layers": True, "remat": "products"}, {"scan_layers": False, "remat": "full"}])
 def test_the_loss_of_the_routers_and_its_gradient_are_the_same_on_any_mesh(family, sizes, how):
@@ -192,7 +194,7 @@ def test_bfloat16_activations_stay_close():
     assert np.median(np.abs(np.asarray(logits) - expected["logits"])) < 0.05
 
 
-@pytest.mark.parametrize("family", [FAMILY, *wide("gemma4_moe")])
+@pytest.mark.parametrize("family", [FAMILY, *wide("gemma4_moe", SHARED)])
 def test_a_sampler_that_splits_experts_gives_the_same_replies(family):
     """Over two devices, in prompts that do not fill the batch axes; the copy keeps the routers in float32."""
     expected, cfg = expected_of(family), described(family, remat="none")
@@ -209,12 +211,12 @@ def test_a_sampler_that_splits_experts_gives_the_same_replies(family):
     assert (layer["router"].dtype, layer["expert_up"].dtype) == (jnp.float32, jnp.bfloat16)
 
 
-def packed_folder(folder: Path) -> Path:
+def packed_folder(folder: Path, family: str = FAMILY) -> Path:
     """The fixture as `save_pretrained(save_original_format=False)` of transformers 5.24 writes it."""
-    source = epath.Path(hf_files.__file__).parent.parent.parent / "tests/trainer/fixtures" / FAMILY
+    source = epath.Path(hf_files.__file__).parent.parent.parent / "tests/trainer/fixtures" / family
     folder.mkdir()
     tensors = {name: array for name, array in hf_files.iter_tensors(source) if ".experts." not in name}
-    layers = params_of(FAMILY)["layers"]
+    layers = params_of(family)["layers"]
     for i in range(2):
         prefix = f"model.layers.{i}.mlp.experts."
         gate, up, down = (np.asarray(layers[f"expert_{name}"][i]).swapaxes(1, 2) for name in ("gate", "up", "down"))
@@ -224,9 +226,10 @@ def packed_folder(folder: Path) -> Path:
     return folder
 
 
-def test_packed_experts_are_read_as_the_same(tmp_path):
-    found = hf_files.read_params(epath.Path(packed_folder(tmp_path / "packed")), described(FAMILY))
-    jax.tree.map(np.testing.assert_array_equal, found, params_of(FAMILY))
+@pytest.mark.parametrize("family", [FAMILY, SHARED])
+def test_packed_experts_are_read_as_the_same(tmp_path, family):
+    found = hf_files.read_params(epath.Path(packed_folder(tmp_path / "packed", family)), described(family))
+    jax.tree.map(np.testing.assert_array_equal, found, params_of(family))
 
 
 def test_a_folder_with_both_layouts_or_a_part_of_one_is_refused(tmp_path):
@@ -359,7 +362,11 @@ def test_other_families_are_not_exported_with_experts():
     undivided = [described("gpt_oss", experts=kept | {"norm_topk_prob": False})]
     undivided += [described("gemma4_moe", experts=kept | {"norm_topk_prob": False, "inner_dim": 8})]
     alone = described("gemma4", experts=kept | {"norm_topk_prob": True})
-    for model in (cfg, alone, *undivided):
+    shared = kept | {"norm_topk_prob": True, "shared_dim": 20}
+    others = [described(family, experts=shared) for family in (FAMILY, "gpt_oss")]
+    others += [described(SHARED, experts=shared | own) for own in ({"shared_dim": 0}, {"norm_topk_prob": False})]
+    assert hf_families.family_of(described(SHARED, experts=shared)) == SHARED
+    for model in (cfg, alone, *undivided, *others):
         with pytest.raises(hf_families.UnknownArchitectureError, match="transformers has no architecture"):
             hf_families.hf_config(model)
 
@@ -370,22 +377,3 @@ def test_a_bias_of_experts_has_a_gradient_in_float32():
     x, bias = jnp.ones((1000, 3), jnp.bfloat16), jnp.zeros((4, 3))
     gradient = jax.grad(lambda bias: experts._plus_bias(x, bias, of_row).astype(jnp.float32).sum())(bias)
     np.testing.assert_array_equal(gradient, np.float32([[500] * 3, [500] * 3, [0] * 3, [0] * 3]))
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("loop", ["lm", "grpo"])
-def test_runs_train_sinks_and_experts_with_biases(loop, request, tmp_path):
-    """grpo: three supervised updates, rollouts with a window shorter than a prompt, and updates on shared prompts."""
-    raw = request.getfixturevalue(f"{loop}_run")
-    own = {"dim": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 32, "sliding_window": 8}
-    own |= {"num_layers": 2, "vocab_size": raw["model"]["vocab_size"], "max_seq_len": 64, "activation_dtype": "float32"}
-    model = load_group("model/gpt_oss_20b") | own | {"experts": {"count": 4, "per_token": 2, "norm_topk_prob": True}}
-    lines = train(raw | {"model": model}, tmp_path)
-    assert {line["phase"] for line in lines} >= ({"grpo", "warm_start"} if loop == "grpo" else {"train"})
-    assert all(np.isfinite(line["loss"]) for line in lines if line.get("loss") is not None)
-    end = RunFile.model_validate(raw | {"model": model})
-    step = max(int(folder.name) for folder in (Path(end.dir) / "checkpoints").iterdir() if folder.name.isdigit())
-    cfg = end.decoder
-    layers = run_weights.read_params(epath.Path(end.dir) / "checkpoints" / str(step), cfg)["layers"]
-    for name in ("sink_logits", "router_bias", "expert_gate_bias", "expert_up_bias", "expert_down_bias"):
-        assert np.abs(np.asarray(layers[name])).max() > 0, name

@@ -20,7 +20,7 @@ from tests.conftest import wide
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.models.reference_models import described, expected_of, params_of
-from tests.trainer.models.test_experts import BATCH, FAMILY, batch_of
+from tests.trainer.models.test_experts import BATCH, FAMILY, SHARED, batch_of
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.fit import memory
 from trainer.losses import lm
@@ -119,7 +119,7 @@ SAMPLERS = [
 ]
 
 
-@pytest.mark.parametrize("family", [FAMILY, *wide("gemma4_moe")])
+@pytest.mark.parametrize("family", [FAMILY, *wide("gemma4_moe", SHARED)])
 @pytest.mark.parametrize("meshes", SAMPLERS, ids=str)
 def test_a_sampler_gives_the_same_replies(meshes, family):
     """Its copy has all weights but experts whole; without a mesh of its own it splits experts as training does."""
@@ -132,8 +132,8 @@ def test_a_sampler_gives_the_same_replies(meshes, family):
     copy = sampler.load_params(params_of(family))
     split = sampler.programs.mesh.shape["expert"]
     assert split == (sizes[3] if wanted is None else wanted.expert)
-    assert copy["layers"][0]["expert_up"].addressable_shards[0].data.shape[0] == 8 // split
-    assert copy["layers"][0]["query"].addressable_shards[0].data.shape[0] == cfg.dim
+    assert copy["layers"][1]["expert_up"].addressable_shards[0].data.shape[0] == 8 // split
+    assert copy["layers"][1]["query"].addressable_shards[0].data.shape[0] == cfg.dim
     found = {drawn.row: drawn.tokens for drawn in sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)}
     np.testing.assert_array_equal([found[row] for row in range(len(prompts))], expected["generated"])
 

@@ -29,7 +29,7 @@ from trainer.step import train_step
 
 TARGETS = {"gemma2": ("layers.query", "layers.value", "layers.down"), "llama3": ("layers.*", "unembedding")}
 MATRICES = {"qwen3_moe": 4, "gpt_oss": 4, "gemma4": 10, "gemma4_e2b": 14, "gemma4_moe": 13}
-MATRICES |= {"qwen3_5": 13, "qwen3_5_yarn": 13}
+MATRICES |= {"qwen3_5": 13, "qwen3_5_yarn": 13, "qwen3_5_moe": 13}
 """Those that `layers.*` adapts, where they are not the usual seven."""
 LORA = {
     "gemma2": Lora(r=4, lora_alpha=8, target_modules=TARGETS["gemma2"], base_dtype="float32"),

@@ -13,7 +13,7 @@ import pytest
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from conf.config_json import model_from_config
+from conf.config_json import ARCHITECTURES, model_from_config
 from conf.schema.training.model import Model, family_switches
 from tests.trainer.models.reference_models import FIXTURES, VARIANTS, described, params_of
 from trainer import convert
@@ -54,19 +54,20 @@ def test_gemma_3_with_images_is_read_under_the_names_of_transformers_4_and_5(tmp
     jax.tree.map(np.testing.assert_array_equal, read(other), read(FIXTURES / "gemma3_images"))
 
 
-def test_qwen_3_5_with_images_and_heads_of_later_tokens_is_read_as_its_decoder(tmp_path):
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_qwen_3_5_with_images_and_heads_of_later_tokens_is_read_as_its_decoder(tmp_path, family):
     """As it is published."""
 
     def wrapped(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        others = ("mtp.fc", "mtp.layers.0.self_attn.q_proj", "model.visual.blocks.0.attn.qkv")
+        others = ("mtp.fc", "mtp.layers.0.self_attn.q_proj", "mtp.layers.0.mlp.experts.0.up_proj", "model.visual.norm")
         extra = {f"{name}.weight": np.zeros(3, np.float32) for name in others}
         return {name.replace("model.", "model.language_model.", 1): value for name, value in known.items()} | extra
 
-    folder = copy_with(tmp_path / "wrapped", "qwen3_5", wrapped)
+    folder = copy_with(tmp_path / "wrapped", family, wrapped)
     text = json.loads((folder / "config.json").read_text())
-    outer = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}
-    (folder / "config.json").write_text(json.dumps(outer | {"tie_word_embeddings": True}))
-    jax.tree.map(np.testing.assert_array_equal, read(folder), read(FIXTURES / "qwen3_5"))
+    outer = {"model_type": family, "architectures": ARCHITECTURES[family][:1], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(outer | {"tie_word_embeddings": text["tie_word_embeddings"]}))
+    jax.tree.map(np.testing.assert_array_equal, read(folder), read(FIXTURES / family))
 
 
 @pytest.mark.parametrize("prefix", ["language_model.", "model.language_model."])
