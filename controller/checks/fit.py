@@ -12,6 +12,7 @@ from conf.schema.training.layer_kinds import LayerKind, has_own_values, layer_ki
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.model import AnyModel, Model
+from conf.schema.training.weight_names import targeted_matrices
 from controller.checks.training import mesh_axes
 from controller.core import json_documents
 from controller.core.finding import Issue, check
@@ -127,16 +128,24 @@ def _crowded(config: Config, model: AnyModel) -> Iterator[Issue]:
 
 def lasting_bytes(config: Config, model: AnyModel) -> tuple[int, int]:
     """Return the bytes of what stays in memory between updates, and of the gradients, on all devices that share it."""
-    weights, optimizer, loop = estimate_num_params(model), config.optimizer, config.loop
-    lora = getattr(model, "lora", None)
-    if lora is not None:
-        return weights * DTYPE_BYTES[lora.base_dtype], 0  # adapters are small, and the base is its own reference
+    weights, optimizer, loop, frozen = estimate_num_params(model), config.optimizer, config.loop, 0
+    if isinstance(model, Model) and model.lora is not None:  # the base is its own reference
+        frozen, weights = weights * DTYPE_BYTES[model.lora.base_dtype], _adapters_of_experts(model, model.lora.r)
     each = DTYPE_BYTES["float32"]
     if optimizer is not None:
         each += STATE_BYTES.get(optimizer.kind, 0) + (4 if optimizer.ema_decay is not None else 0)
     if isinstance(loop, GrpoLoop) and loop.kl_coef > 0 and loop.teacher is None:
         each += DTYPE_BYTES[loop.reference_dtype or "float32"]
-    return weights * each, weights * DTYPE_BYTES["float32"]
+    return frozen + weights * each, weights * DTYPE_BYTES["float32"]
+
+
+def _adapters_of_experts(model: Model, rank: int) -> int:
+    """Return the number of weights of the experts' adapters; those of other matrices are few."""
+    if model.experts is None:
+        return 0
+    matrices = sum(name.startswith("expert_") for name in targeted_matrices(model).values())
+    each = rank * (model.dim + (model.experts.inner_dim or model.mlp_dim))
+    return model.num_layers * model.experts.count * matrices * each
 
 
 def estimate_num_params(model: AnyModel) -> int:

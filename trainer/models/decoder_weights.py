@@ -9,7 +9,6 @@ meshes, optimizers, averages and checkpoints apply to them as to any weight.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ from jax.nn.initializers import Initializer, normal, ones, zeros
 from conf.formats import RunFileError
 from conf.schema.training.layer_kinds import holders, layer_kinds, plain_name, sized, stack_name
 from conf.schema.training.model import Lora, Model
-from conf.schema.training.weight_names import BESIDE_NORMS, INPUT_AXES, adapted_matrices, unmatched_modules
+from conf.schema.training.weight_names import BESIDE_NORMS, INPUT_AXES, targeted_matrices, unmatched_modules
 from trainer.extension import model_family
 from trainer.models import delta_net, experts, maha, per_layer, residual
 from trainer.models.weights import Params, Weight, uniform
@@ -168,10 +167,9 @@ def with_adapters(table: Params, cfg: Model) -> Params:
     frozen = jax.tree.map(lambda w: replace(w, trained=False, dtype=lora.base_dtype), table)
     for key, why in unmatched_modules(cfg):
         raise RunFileError(f"{key}: {why}")
-    for path, name in adapted_matrices(cfg).items():
-        if any(fnmatchcase(path, pattern) for pattern in lora.target_modules):
-            place = frozen["layers"] if path != name else frozen
-            place |= dict(_adapter(name, table["layers"][name] if path != name else table[name], lora))
+    for path, name in targeted_matrices(cfg).items():
+        place = frozen["layers"] if path != name else frozen
+        place |= dict(_adapter(name, table["layers"][name] if path != name else table[name], lora))
     return frozen
 
 
@@ -182,12 +180,17 @@ def _adapter(name: str, weight: Weight, lora: Lora) -> Iterator[tuple[str, Weigh
         yield f"{name}_lora_a", Weight((dim, lora.r), (columns, None), uniform(dim**-0.5))
         yield f"{name}_lora_b", Weight((lora.r, vocab), (None, rows), zeros)
         return
-    layers, inputs = weight.shape[0], 1 + INPUT_AXES[plain_name(name)]
-    size = math.prod(weight.shape[1:inputs])
-    axes = ("layers", *weight.axes[1:inputs], None)
-    yield f"{name}_lora_a", Weight((layers, *weight.shape[1:inputs], lora.r), axes, uniform(size**-0.5))
-    shape = (layers, lora.r, *weight.shape[inputs:])
-    yield f"{name}_lora_b", Weight(shape, ("layers", None, *weight.axes[inputs:]), zeros)
+    stacked = num_stacked(name)
+    inputs = stacked + INPUT_AXES[plain_name(name)]
+    axes, size = (*weight.axes[:inputs], None), math.prod(weight.shape[stacked:inputs])
+    yield f"{name}_lora_a", Weight((*weight.shape[:inputs], lora.r), axes, uniform(size**-0.5))
+    shape = (*weight.shape[:stacked], lora.r, *weight.shape[inputs:])
+    yield f"{name}_lora_b", Weight(shape, (*weight.axes[:stacked], None, *weight.axes[inputs:]), zeros)
+
+
+def num_stacked(name: str) -> int:
+    """Return how many axes of a stack count matrices: the layers, and the experts if it is of these."""
+    return 2 if name in experts.MATRICES else 1
 
 
 def merged_weight(params: Params, name: str, cfg: Model) -> np.ndarray:
@@ -197,5 +200,8 @@ def merged_weight(params: Params, name: str, cfg: Model) -> np.ndarray:
     weight = np.asarray(params[name]).astype(np.float32)
     if name == "unembedding":
         return weight + cfg.lora.scale * (a @ b).T
-    stacked = a.reshape(len(a), -1, cfg.lora.r) @ b.reshape(len(b), cfg.lora.r, -1)
-    return weight + cfg.lora.scale * stacked.reshape(weight.shape)
+    of_layer = weight.shape[1 : num_stacked(name)]
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):  # one layer at a time: those of experts are large
+        change = x.reshape(*of_layer, -1, cfg.lora.r) @ y.reshape(*of_layer, cfg.lora.r, -1)
+        weight[i] += cfg.lora.scale * change.reshape(weight[i].shape)
+    return weight

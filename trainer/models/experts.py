@@ -22,7 +22,17 @@ from trainer.models.weights import Params, Weight
 
 MATRICES = {"expert_gate": ("embed", "hidden"), "expert_up": ("embed", "hidden"), "expert_down": ("hidden", "embed")}
 """Logical axes of one expert's matrices, [inputs, outputs]."""
-INNER_BIASES = ("expert_gate_bias", "expert_up_bias")
+AXES = {
+    f"{name}{part}": ("experts", *axes)
+    for name, (inputs, outputs) in MATRICES.items()
+    for part, axes in (
+        ("", (inputs, outputs)),
+        ("_lora_a", (inputs, None)),
+        ("_lora_b", (None, outputs)),
+        ("_bias", (outputs,)),
+    )
+}
+"""Logical axes of a layer's matrices of experts, and of the adapters and biases that these may have."""
 BY_GROUP = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 """The sum over the rows of each group."""
 
@@ -60,7 +70,7 @@ def uses_per_token(cfg: Model) -> dict[str, float]:
     Biases are added.
     """
     share = 1.0 if cfg.experts is None else cfg.experts.per_token / cfg.experts.count
-    return dict.fromkeys(MATRICES, share) | dict.fromkeys((f"{name}_bias" for name in MATRICES), 0.0)
+    return {name: 0.0 if name.endswith("_bias") else share for name in AXES}
 
 
 def beside_dense(
@@ -94,27 +104,24 @@ def feed_forward(
         shares = shares / shares.sum(axis=-1, keepdims=True)
     if "expert_scale" in weights:
         shares = shares * weights["expert_scale"][chosen]
-    matrices = [weights[name] for name in MATRICES]
-    has_biases = "expert_gate_bias" in weights
-    biases = [weights[name] for name in INNER_BIASES] if has_biases else []
+    own = {name: weights[name] for name in AXES if name in weights}
+    down_bias = own.pop("expert_down_bias", None)
     if meshes.context_mesh() is None:
-        out = _computed(rows, chosen, shares, *matrices, *biases, cfg=cfg)
+        out = _computed(rows, chosen, shares, own, cfg)
     else:
         extra = meshes.padding("batch", len(rows))
         given = [jnp.pad(part, ((0, extra), (0, 0))) for part in (rows, chosen, shares)]
         by_row = meshes.partition_spec("batch", None)
-        specs = [meshes.partition_spec("experts", *axes) for axes in MATRICES.values()]
-        specs += [meshes.partition_spec("experts", "hidden") for _ in biases]
         per_device = jax.shard_map(
             partial(_computed, cfg=cfg, is_split=True),
-            in_specs=(by_row, by_row, by_row, *specs),
+            in_specs=(by_row, by_row, by_row, {name: meshes.partition_spec(*AXES[name]) for name in own}),
             out_specs=by_row,
             check_vma=False,
         )
-        out = per_device(*given, *matrices, *biases)[: len(rows)]
-    if has_biases:
+        out = per_device(*given, own)[: len(rows)]
+    if down_bias is not None:
         of_experts = (shares[..., None] * jax.nn.one_hot(chosen, cfg.experts.count)).sum(axis=1)
-        added = jnp.matmul(of_experts, weights["expert_down_bias"], precision=lax.Precision.HIGHEST)
+        added = jnp.matmul(of_experts, down_bias, precision=lax.Precision.HIGHEST)
         out = (out.astype(jnp.float32) + added).astype(out.dtype)
     load = None if counted is None else _load(probabilities, chosen, counted.reshape(-1))
     out = checkpoint_name(out.reshape(x.shape), "output")
@@ -140,22 +147,14 @@ def _load(probabilities: jax.Array, chosen: jax.Array, counted: jax.Array) -> Lo
 
 
 def _computed(
-    rows: jax.Array,
-    chosen: jax.Array,
-    shares: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
-    *biases: jax.Array,
-    cfg: Model,
-    is_split: bool = False,
+    rows: jax.Array, chosen: jax.Array, shares: jax.Array, weights: Params, cfg: Model, is_split: bool = False
 ) -> jax.Array:
     """Return what the experts add for rows [N, D], from their choices and the shares of these [N, per_token].
 
-    biases: of gate and up, if they have some; that of down is left to the caller.
-    is_split: the matrices are one device's parts of those of a mesh.
+    weights: those of `AXES` that the layer has; the bias of down is left to the caller.
+    is_split: they are one device's parts of those of a mesh.
     """
-    per_token, count = chosen.shape[1], gate.shape[0]
+    per_token, count = chosen.shape[1], len(weights["expert_gate"])
     parts = lax.axis_size("expert") if is_split else 1
     if parts > 1:
         rows, chosen, shares = (lax.all_gather(x, "expert", tiled=True) for x in (rows, chosen, shares))
@@ -166,18 +165,22 @@ def _computed(
     sizes = jnp.zeros(count, jnp.int32).at[chosen.reshape(-1)].add(1, mode="drop")
     taken = _permuted(jnp.repeat(rows, per_token, axis=0), order, places)
 
-    def product(x: jax.Array, weight: jax.Array, gathered: int) -> jax.Array:
-        return _grouped_product(x, weight, sizes, gathered if is_split else None)
+    def times(x: jax.Array, name: str) -> jax.Array:
+        gathered = AXES[name].index("embed") if "embed" in AXES[name] else 0
+        return _grouped_product(x, weights[name], sizes, gathered if is_split else None)
 
-    first = [product(taken, weight, 1) for weight in (gate, up)]
-    if biases:
-        of_row = chosen.reshape(-1)[order]
-        first = [_plus_bias(x, bias, of_row) for x, bias in zip(first, biases, strict=True)]
-    gate_out, up_out = (checkpoint_name(x, "product") for x in first)
+    def product(x: jax.Array, name: str) -> jax.Array:
+        out = times(x, name)
+        if cfg.lora is not None and f"{name}_lora_a" in weights:
+            out = out + cfg.lora.scale * times(times(x, f"{name}_lora_a"), f"{name}_lora_b")
+        bias = weights.get(f"{name}_bias")
+        return out if bias is None else _plus_bias(out, bias, chosen.reshape(-1)[order])
+
+    gate_out, up_out = (checkpoint_name(product(taken, name), "product") for name in ("expert_gate", "expert_up"))
     # shared out before the last product: after it, the gradient of the shares would need what that gives
     share = _permuted(shares.reshape(-1, 1), order, places)
     inner = (gated(gate_out, up_out, cfg) * share).astype(rows.dtype)
-    out = _permuted(product(inner, down, 2), places, order)
+    out = _permuted(product(inner, "expert_down"), places, order)
     mixed = out.reshape(-1, per_token, out.shape[-1]).astype(jnp.float32).sum(axis=1).astype(rows.dtype)
     if parts > 1:
         mixed = lax.psum_scatter(mixed, "expert", tiled=True)
@@ -230,8 +233,9 @@ _permuted.defvjp(_permuted_forward, _permuted_backward)
 def _grouped_product(x: jax.Array, weight: jax.Array, sizes: jax.Array, gathered: int | None) -> jax.Array:
     """Multiply rows [N, I], sorted by group, by [groups, I, O] to get [N, O] in the dtype of x.
 
-    sizes: rows of each group; gathered: the axis of the weight that `mesh.fsdp` splits. The weight's gradient leaves
-    its product in float32, and is added up so over the devices; gathered weights are not kept for it.
+    sizes: rows of each group; gathered: the axis of the weight that `mesh.fsdp` splits, 0 if none, None without a mesh.
+    The weight's gradient leaves its product in float32, and is added up so over the devices; gathered weights are not
+    kept for it.
     """
     return _by_group(x, _gathered(weight, x.dtype, gathered), sizes, gathered is not None)
 
@@ -246,7 +250,7 @@ def _by_group(x: jax.Array, weight: jax.Array, sizes: jax.Array, is_split: bool)
 
 def _gathered(weight: jax.Array, dtype: jnp.dtype, axis: int | None) -> jax.Array:
     weight = weight.astype(dtype)
-    return weight if axis is None else lax.all_gather(weight, "fsdp", axis=axis, tiled=True)
+    return lax.all_gather(weight, "fsdp", axis=axis, tiled=True) if axis else weight
 
 
 def _grouped_product_forward(
@@ -261,7 +265,7 @@ def _grouped_product_backward(
     x, weight, sizes = saved
     of_x = _by_group(change, _gathered(weight, x.dtype, gathered).swapaxes(1, 2), sizes, gathered is not None)
     of_weight = lax.ragged_dot_general(x, change, sizes, BY_GROUP, preferred_element_type=jnp.float32)
-    if gathered is not None:
+    if gathered:
         of_weight = lax.psum_scatter(of_weight, "fsdp", scatter_dimension=gathered, tiled=True)
     return of_x, of_weight.astype(weight.dtype), None
 

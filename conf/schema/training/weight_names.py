@@ -13,6 +13,7 @@ from conf.schema.training.optimizer import ParamGroup
 
 INPUT_AXES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
 INPUT_AXES |= {"query_gate": 1, "delta_query": 1, "delta_key": 1, "delta_value": 1, "delta_gate": 1, "delta_output": 2}
+INPUT_AXES |= {"expert_gate": 1, "expert_up": 1, "expert_down": 1}
 """Matrices of a layer that may have an adapter, and how many of their axes are inputs; the others are outputs."""
 BESIDE_NORMS = ("post_dense_norm", "experts_norm", "post_experts_norm")
 """Of a dense block's output where experts are beside it, of what these read, and of their output."""
@@ -29,21 +30,30 @@ def unmatched_modules(cfg: Model) -> Iterator[tuple[str, str]]:
     for i, pattern in enumerate(cfg.lora.target_modules if cfg.lora else ()):
         if not any(fnmatchcase(path, pattern) for path in choices):
             last = pattern.rpartition(".")[2]
-            near = f"layers.{OF_PEFT.get(last, last)}"
-            meant = f"; did you mean {near}?" if any(fnmatchcase(path, near) for path in choices) else ""
+            near = [f"layers.{of}{OF_PEFT.get(last, last)}" for of in ("", "expert_")]
+            found = next((name for name in near if any(fnmatchcase(path, name) for path in choices)), None)
+            meant = f"; did you mean {found}?" if found else ""
             message = f"{pattern!r} matches no matrix; choices: {', '.join(choices)}{meant}"
             yield f"model.lora.target_modules.{i}", message
 
 
 def adapted_matrices(cfg: Model) -> dict[str, str]:
     """Return the matrices that may have an adapter, by their path."""
-    has_block = cfg.has_dense_block or cfg.shared_dim > 0
-    blocks = ("gate", "up", "down") if not has_block else () if cfg.is_gated else ("gate",)
-    absent = blocks if cfg.attention_gate else (*blocks, "query_gate")
+    absent = [] if cfg.has_dense_block or cfg.shared_dim else ["gate", "up", "down"]
+    absent += [] if cfg.experts is not None else ["expert_gate", "expert_up", "expert_down"]
+    absent += [] if cfg.is_gated else ["gate"]
+    absent += [] if cfg.attention_gate else ["query_gate"]
     names = [name for name in INPUT_AXES if name not in absent]
     outside = {} if cfg.tie_word_embeddings else {"unembedding": "unembedding"}
     stacks = (stack for name in names for stack in stack_names(cfg, name))
     return {f"layers.{stack}": stack for stack in stacks} | outside
+
+
+def targeted_matrices(cfg: Model) -> dict[str, str]:
+    """Return the matrices that have an adapter, by their path."""
+    patterns = cfg.lora.target_modules if cfg.lora else ()
+    choices = adapted_matrices(cfg)
+    return {path: choices[path] for path in choices if any(fnmatchcase(path, pattern) for pattern in patterns)}
 
 
 def wrong_groups(groups: Sequence[ParamGroup], names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -72,9 +82,7 @@ def weight_names(cfg: Model | Trm) -> list[str]:
     found += ["position_embedding"] * (cfg.position_embedding == "learned")
     found += _of_norm(cfg, "embedding_norm") if cfg.norm_embedding else []
     found += ["unembedding"] * (not cfg.tie_word_embeddings)
-    patterns = cfg.lora.target_modules if cfg.lora else ()
-    adapted = [path for path in adapted_matrices(cfg) if any(fnmatchcase(path, pattern) for pattern in patterns)]
-    return [*found, *(f"{path}_lora_{part}" for path in adapted for part in "ab")]
+    return [*found, *(f"{path}_lora_{part}" for path in targeted_matrices(cfg) for part in "ab")]
 
 
 def _of_norm(cfg: Model, name: str) -> list[str]:

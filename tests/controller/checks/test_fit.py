@@ -90,6 +90,18 @@ def test_bytes_per_weight_of_each_optimizer(state, words, of_state, of_gradients
     assert lasting_bytes(found, found.model) == (of_state * weights, of_gradients * weights)
 
 
+def test_adapters_of_experts_are_counted(state):
+    """Trained weights with moments and gradients beside frozen ones of two bytes."""
+    of = "program=trainer", "program.command=[]", "data=arithmetic", "loop=grpo", "optimizer=adamw", "loop.kl_coef=0"
+    for modules, each in (("layers.query", 0), ("layers.expert_*", 3), ("layers.*", 3), ("layers.expert_up", 1)):
+        lora = f"model.lora={{r: 8, lora_alpha: 8, target_modules: ['{modules}']}}"
+        found = config(*of, "model=qwen3_30b_a3b", lora, state)
+        assert found.model is not None
+        adapters = each * 48 * 128 * 8 * (2048 + 768)
+        frozen = 2 * estimate_num_params(found.model)
+        assert lasting_bytes(found, found.model) == (frozen + 12 * adapters, 4 * adapters)
+
+
 def test_what_fits_is_not_commented_on(state):
     store(document(12.0), *LARGE, state)
     assert said(*LARGE, state) == []

@@ -338,12 +338,12 @@ def test_what_experts_do_not_go_with_is_named(changes, words):
 
 def test_what_has_no_adapter_or_no_such_loss_is_named(grpo_run):
     raw = described(FAMILY).model_dump() | {"router_aux_loss_coef": 0.1, "vocab_size": 260}
-    raw |= {"lora": Lora(r=1, lora_alpha=1, target_modules=("layers.expert_up", "layers.query")).model_dump()}
+    raw |= {"lora": Lora(r=1, lora_alpha=1, target_modules=("layers.router", "layers.expert_up")).model_dump()}
     run = RunFile.model_validate(grpo_run | {"model": raw})
     assert isinstance(run.loop, GrpoLoop)
     found = dict(refusals(run, 0, "cpu"))
     assert found["model.router_aux_loss_coef"] == "loop.kind=grpo does not add this loss, only lm; use 0"
-    choices = ", ".join(f"layers.{name}" for name in ("query", "key", "value", "output"))
+    choices = ", ".join(f"layers.{name}" for name in ("query", "key", "value", "output", *experts.MATRICES))
     assert f"matches no matrix; choices: {choices}" in found["model.lora.target_modules.0"]
     cfg = described(FAMILY, remat="auto")
     auto = run.model_copy(update={"model": cfg})

@@ -1,6 +1,7 @@
 """LoRA: adapters of PEFT's, frozen weights, meshes, averages, resuming and exports."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,22 @@ from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.lives import train
 from tests.trainer.models.reference_models import DERIVED, FIXTURES, described, expected_of, params_of
-from trainer.losses import grpo
-from trainer.models import decoder, weights
+from tests.trainer.models.test_experts import BATCH, batch_of
+from trainer.losses import grpo, lm
+from trainer.models import decoder, experts, weights
 from trainer.policy.export import export_weights
 from trainer.pretrained import hf_families, hf_files, peft_files, run_weights, store
 from trainer.step import train_step
 
 TARGETS = {"gemma2": ("layers.query", "layers.value", "layers.down"), "llama3": ("layers.*", "unembedding")}
-MATRICES = {"qwen3_moe": 4, "gpt_oss": 4, "gemma4": 10, "gemma4_e2b": 14, "gemma4_moe": 13}
-MATRICES |= {"qwen3_5": 13, "qwen3_5_yarn": 13, "qwen3_5_moe": 13}
+MATRICES = {"gemma4": 10, "gemma4_e2b": 14, "gemma4_moe": 16, "qwen3_5": 13, "qwen3_5_yarn": 13, "qwen3_5_moe": 16}
 """Those that `layers.*` adapts, where they are not the usual seven."""
+EXPERTS = Lora(r=2, lora_alpha=3, target_modules=("layers.query", "layers.expert_*"), base_dtype="float32")
 LORA = {
     "gemma2": Lora(r=4, lora_alpha=8, target_modules=TARGETS["gemma2"], base_dtype="float32"),
     "llama3": Lora(r=3, lora_alpha=6, use_rslora=True, target_modules=TARGETS["llama3"], base_dtype="float32"),
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": EXPERTS,
 }
 
 
@@ -81,7 +85,8 @@ def test_an_adapter_of_peft_computes_what_peft_computes_merged_or_not_and_is_wri
     theirs.pop("base_model.model.lm_head.base_layer.weight", None)  # PEFT may save it, and does not need it
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     written, known = (json.loads((folder / peft_files.CONFIG_FILE).read_text()) for folder in (tmp_path, made))
-    known |= {"base_model_name_or_path": cfg.weights, "target_modules": sorted(known["target_modules"])}
+    named = {name: known[name] and sorted(known[name]) for name in ("target_modules", "target_parameters")}
+    known |= named | {"base_model_name_or_path": cfg.weights}
     assert known | written == known
 
 
@@ -144,6 +149,40 @@ def randomly_adapted(family: str, **lora: Any) -> tuple[Model, weights.Params]:
     return cfg, base | {"layers": base["layers"] | new}
 
 
+def test_adapters_of_all_experts_in_one_are_read_as_peft_computes_them(tmp_path: Path) -> None:
+    """As transformers 5 has them: one A serves gate and up. They are written one by one, as transformers 4 has them."""
+    made = FIXTURES / "lora_qwen3_moe_packed"
+    cfg = adapted("qwen3_moe", adapter=str(made))
+    params = load("qwen3_moe", cfg)
+    np.testing.assert_allclose(logits(params, cfg, "qwen3_moe"), np.load(made / "expected.npz")["logits"], atol=1e-5)
+    peft_files.write_adapter(epath.Path(tmp_path), params, cfg)
+    again = peft_files.read_adapter(epath.Path(tmp_path), cfg)["layers"]
+    jax.tree.map(np.testing.assert_array_equal, again, {name: params["layers"][name] for name in again})
+    # as PEFT saves it once it has joined the experts of such files
+    config = json.loads((tmp_path / peft_files.CONFIG_FILE).read_text())
+    config |= {key: {r".*\.gate_up_proj": n} for key, n in {"rank_pattern": 4, "alpha_pattern": 6}.items()}
+    (tmp_path / peft_files.CONFIG_FILE).write_text(json.dumps(config))
+    modules = [*peft_files._adapters(cfg, is_packed=True)]
+    parts = {a.module: peft_files._to_peft(params, a, EXPERTS) for a in modules}
+    tensors = {
+        f"{peft_files.PREFIX}{name}.lora_{x}.weight": p
+        for name, ab in parts.items()
+        for x, p in zip("AB", ab, strict=True)
+    }
+    file = epath.Path(tmp_path / peft_files.WEIGHTS_FILE)
+    hf_files.write_safetensors(file, tensors)
+    joined = peft_files.read_adapter(epath.Path(tmp_path), cfg)["layers"]
+    jax.tree.map(np.testing.assert_array_equal, joined, again)
+    mixed = {name: value + (".base_layer.lora_B" in name) for name, value in tensors.items()}
+    hf_files.write_safetensors(file, mixed)
+    with pytest.raises(RunFileError, match=r"experts\.base_layer\.lora_B: it also adapts what .*, or mixes"):
+        peft_files.read_adapter(epath.Path(tmp_path), cfg)
+    fewer = {name: value for name, value in tensors.items() if not name.endswith("1.mlp.experts.lora_A.weight")}
+    hf_files.write_safetensors(file, fewer)
+    with pytest.raises(RunFileError, match=r"1 tensors are missing, such as base_model\..*1\.mlp\.experts\.lora_A"):
+        peft_files.read_adapter(epath.Path(tmp_path), cfg)
+
+
 def exported(folder: Path, params: weights.Params, cfg: Model) -> dict[str, np.ndarray]:
     """Return the tensors of Hugging Face's file of merged weights."""
     hf_files.write_params(epath.Path(folder), params, bare(cfg), hf_families.hf_config(bare(cfg)))
@@ -162,19 +201,24 @@ def test_adapters_of_a_newer_family_are_peft_s_product_beside_its_own_matrices(
     peft_files.write_adapter(epath.Path(tmp_path), params, cfg)
     adapter = load_file(tmp_path / peft_files.WEIGHTS_FILE)
     config = json.loads((tmp_path / peft_files.CONFIG_FILE).read_text())
-    changed = {name for name in before if not np.array_equal(before[name], after[name])}
-    prefix = peft_files.PREFIX
-    assert {name.removesuffix(".weight") for name in changed} == {
+    changed = {name.removesuffix(".weight"): name for name in before if not np.array_equal(before[name], after[name])}
+    prefix, of_all = peft_files.PREFIX, {"experts.gate_up_proj": "experts.base_layer", "experts.down_proj": "experts"}
+    modules = {name: re.sub(r"experts\.\w+_proj$", lambda found: of_all[found[0]], name) for name in changed}
+    assert sorted(modules.values()) == sorted(
         name.removeprefix(prefix).removesuffix(".lora_A.weight") for name in adapter if ".lora_A" in name
-    }
-    for name in changed:
-        module, short = name.removesuffix(".weight"), name.split(".")[-2]
+    )
+    for name, module in modules.items():
+        old, new, short = before[changed[name]], after[changed[name]], name.split(".")[-1]
         a, b = (adapter[f"{prefix}{module}.lora_{part}.weight"] for part in "AB")
         rank = config.get("rank_pattern", {}).get(short, config["r"])
         alpha = config.get("alpha_pattern", {}).get(short, config["lora_alpha"])
-        assert a.shape[0] == rank == b.shape[1]
-        scale = alpha / (rank**0.5 if rslora else rank)
-        np.testing.assert_allclose(after[name], before[name] + scale * (b @ a), rtol=0, atol=1e-5, err_msg=name)
+        count = len(old) if old.ndim == 3 else 1
+        assert a.shape[0] == rank * count == b.shape[1]
+        scale = alpha / (rank**0.5 if config["use_rslora"] else rank)
+        of_expert = np.einsum("ore,eri->eio", b.reshape(len(b), rank, count), a.reshape(count, rank, -1))
+        change = scale * (of_expert if old.ndim == 3 else of_expert[0].T)
+        np.testing.assert_allclose(new, old + change, rtol=0, atol=1e-5, err_msg=name)
+    assert config["use_rslora"] == (rslora and family != "qwen3_moe")
     again = peft_files.read_adapter(epath.Path(tmp_path), cfg)
     jax.tree.map(np.testing.assert_array_equal, again["layers"], {k: params["layers"][k] for k in again["layers"]})
     assert again["layers"].keys() == {name for name in params["layers"] if "_lora_" in name}
@@ -260,6 +304,56 @@ def test_an_update_changes_adapters_only_and_equally_on_a_mesh(tiny: Model, adam
     evaluated = train_step.eval_params(state)
     assert jax.tree.structure(evaluated) == jax.tree.structure(state.params)
     assert not np.array_equal(evaluated["layers"]["query_lora_b"], state.params["layers"]["query_lora_b"])
+
+
+MESHES = [(1, 1, 1), (1, 2, 1, 2), *wide((4, 1, 1), (2, 2, 1), (1, 2, 2))]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_gradients_of_experts_adapters_are_those_of_merged_weights_on_any_mesh(family: str, sizes: Any) -> None:
+    """With what balances the routers, which are frozen."""
+    how = {"router_aux_loss_coef": 0.1, "logit_chunk": 7, "scan_layers": sizes == (1, 1, 1), "remat": "products"}
+    cfg, params = randomly_adapted(family)
+    cfg, batch, rank_scale = cfg.model_copy(update=how), batch_of(4), 1.5
+    trained = weights.trained_part(params, cfg)
+    assert sum(name.startswith("expert_") for name in trained["layers"]) == 6
+
+    def merged(trained: weights.Params) -> jax.Array:
+        own, base = trained["layers"], params_of(family)
+        changed = {
+            name: base["layers"][name] + rank_scale * own[f"{name}_lora_a"] @ own[f"{name}_lora_b"]
+            for name in experts.MATRICES
+        }
+        for name in ("query", "key", "value", "output"):
+            a, b = own[f"{name}_lora_a"].reshape(len(base["layers"][name]), -1, 2), own[f"{name}_lora_b"]
+            b = b.reshape(len(b), 2, -1)
+            changed[name] = base["layers"][name] + rank_scale * (a @ b).reshape(base["layers"][name].shape)
+        found = lm.loss(bare(cfg))(base | {"layers": base["layers"] | changed}, batch)["loss"]
+        return found.total / found.weight
+
+    mesh = make_mesh(*sizes)
+    placed = jax.device_put(params, weights.param_shardings(cfg, mesh))
+    with jax.set_mesh(mesh):
+        mean = train_step.mean_gradient(train_step.without_carry(lm.loss(cfg)), cfg, mesh)
+        rows = jax.device_put(batch, jax.NamedSharding(mesh, jax.P(BATCH)))
+        found, metrics, _ = jax.jit(mean)(placed, rows, None)
+    loss, wanted = jax.jit(jax.value_and_grad(merged))(trained)
+    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
+    norm = np.sqrt(sum(np.vdot(g, g) for g in jax.tree.leaves(wanted)))
+    assert found["layers"].keys() == wanted["layers"].keys()
+    for name, gradient in wanted["layers"].items():
+        assert np.abs(gradient).max() > 1e-5, name
+        np.testing.assert_allclose(found["layers"][name], gradient, rtol=0, atol=2e-6 * norm, err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_new_adapters_of_experts_change_no_bit(family: str) -> None:
+    cfg = adapted(family)
+    new = weights.init_params(cfg, jax.random.key(0))
+    params = weights.overlay(new, params_of(family))
+    assert np.abs(params["layers"]["expert_up_lora_a"]).max() > 0.1
+    np.testing.assert_array_equal(logits(params, cfg, family), logits(params_of(family), bare(cfg), family))
 
 
 @pytest.mark.deep

@@ -43,6 +43,18 @@ def test_every_switch_adds_the_weights_that_it_adds_to_the_table(changes: dict[s
     assert_same(read_model_section(load_group("model/tiny") | changes))
 
 
+@pytest.mark.parametrize("name", ["qwen3_30b_a3b", "gpt_oss_20b"])
+def test_adapters_of_experts_have_the_names_of_the_table(name: str) -> None:
+    lora = {"r": 2, "lora_alpha": 4, "target_modules": ["layers.*"]}
+    cfg = read_model_section(load_group(f"model/{name}") | {"lora": lora})
+    assert_same(cfg)
+    assert {"layers.expert_down_lora_b", "layers.query_lora_a"} <= {*weight_names(cfg)}
+    told = Model(**load_group(f"model/{name}") | {"lora": lora | {"target_modules": ["gate_proj", "router"]}})
+    [(_, meant), (_, none)] = unmatched_modules(told)
+    assert meant.endswith("layers.expert_down, unembedding; did you mean layers.expert_gate?")
+    assert none.endswith("layers.expert_down, unembedding")
+
+
 @pytest.mark.parametrize(
     ("pattern", "meant"),
     [
