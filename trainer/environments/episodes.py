@@ -32,7 +32,8 @@ class Episode:
     """One episode.
 
     tokens: all after the prompt; by_model: 1 for those that the policy wrote; logprobs: of these, 0 for others; turns:
-    (who, text); finished: False if a limit ended it; failure: see `pool.CAUSES`.
+    (who, text); finished: False if a limit ended it; failure: see `pool.CAUSES`; routes: as of `Completion`, of each
+    token's first computation.
     """
 
     question: Question
@@ -45,6 +46,7 @@ class Episode:
     metrics: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
     reason: str = ""
+    routes: np.ndarray | None = None
 
     @property
     def responses(self) -> list[str]:
@@ -65,7 +67,8 @@ class Episode:
 
     def completion(self, row: int) -> Completion:
         """Return it as a response of the sampler's."""
-        return Completion(row, np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32), self.finished)
+        arrays = np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32)
+        return Completion(row, *arrays, self.finished, routes=self.routes)
 
 
 class Episodes:
@@ -177,6 +180,10 @@ class Episodes:
         room = self._max_tokens - len(episode.tokens)
         tokens, logprobs = drawn.tokens[:room].tolist(), drawn.logprobs[:room].tolist()
         episode.append("policy", self._encoder.decode(tokens), tokens, logprobs)
+        if (routes := drawn.routes) is not None:
+            earlier = routes[:0] if episode.routes is None else episode.routes
+            length = len(episode.question.prompt_tokens) + len(episode.tokens)
+            episode.routes = np.concatenate([earlier, routes[len(earlier) : length]])
         return drawn.finished and len(drawn.tokens) <= room
 
     def _submit(self, draw: str, number: int, episode: Episode, *, final: bool) -> Future[Step]:

@@ -19,6 +19,7 @@ from trainer.distributed.mesh import DeviceBatch
 from trainer.losses import token_logprobs
 from trainer.losses.policy import PolicyLoss, Tokens, load_loss
 from trainer.models import decoder, weights
+from trainer.models.routes import Replay
 from trainer.models.shared_prompt import PromptGroup, prompt_group, response_hidden_states, scatter_to_columns
 from trainer.step.metric_sums import EffectiveSampleSize, Max, Mean, MetricSums, Min
 from trainer.step.train_step import LossFn
@@ -35,22 +36,27 @@ drew the sample, computed by the sampler.
 
 
 def per_token_logps(
-    params: weights.Params, cfg: Model, batch: DeviceBatch, temperature: float, group: PromptGroup | None = None
+    params: weights.Params,
+    cfg: Model,
+    batch: DeviceBatch,
+    temperature: float,
+    group: PromptGroup | None = None,
+    replay: Replay | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the log-probability of each token after the first, and the entropy there: two arrays [B, T - 1].
 
     group: rows are ordered by prompt in such groups, and each prompt is computed once; the results then cover response
-    tokens only and are 0 elsewhere.
+    tokens only and are 0 elsewhere. replay: of the batch.
     """
     tokens = batch["tokens"]
     if group is not None:
         starts = jnp.argmax(batch["mask"], axis=1) + 1
-        hidden, targets = response_hidden_states(params, cfg, tokens, starts, group)
+        hidden, targets = response_hidden_states(params, cfg, tokens, starts, group, replay)
         found = token_logprobs.token_logprobs(hidden, params, targets, cfg, temperature)
         logprobs, entropy = (scatter_to_columns(values, starts, tokens.shape[1]) for values in found)
         return logprobs, entropy
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    hidden = decoder.forward(params, cfg, tokens, positions)
+    hidden = decoder.forward(params, cfg, tokens, positions, replay=replay)
     logprobs, entropy = token_logprobs.token_logprobs(hidden, params, jnp.roll(tokens, -1, axis=1), cfg, temperature)
     return logprobs[:, :-1], entropy[:, :-1]
 
@@ -59,17 +65,19 @@ def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> LossFn:
     """Return the loss of `loop.loss_type` for `train_step.build_update`.
 
     Each row of a batch holds tokens [T], mask [T - 1] (1 where the next token belongs to the response), TOKEN_FIELDS
-    and ROW_FIELDS. With `loop.on_policy`, `old` is computed here. grouped: rows are ordered by group, `loop.group_size`
-    rows per prompt.
+    and ROW_FIELDS; with `loop.replay_routes` also routes [T, layers * per_token]. With `loop.on_policy`, `old` is
+    computed here. grouped: rows are ordered by group, `loop.group_size` rows per prompt.
     """
     own = load_loss(loop)
 
     def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
         group = prompt_group(cfg, loop, batch["tokens"].shape[1]) if grouped else None
-        logprob, entropy = per_token_logps(params, cfg, batch, loop.token_temperature, group)
+        replay = Replay.of(batch)
+        logprob, entropy = per_token_logps(params, cfg, batch, loop.token_temperature, group, replay)
         if loop.on_policy:
             batch = batch | {"old": lax.stop_gradient(logprob)}
-        return policy_loss_terms(logprob, entropy, batch, loop, own)
+        told = {} if replay is None else {"routes_changed": Mean(replay.changed, replay.known)}
+        return policy_loss_terms(logprob, entropy, batch, loop, own) | told
 
     return sums
 

@@ -41,6 +41,7 @@ from trainer.models.layers import (
     scaled_by_position,
     weighted_sum,
 )
+from trainer.models.routes import Choose, Replay, chosen_alone
 from trainer.models.weights import Params
 
 REMAT_SAVED_NAMES = {
@@ -74,17 +75,18 @@ def forward(
     segments: jax.Array | None = None,
     attention: AttentionFn | None = None,
     recurrence: delta_net.Recurrence | None = None,
+    replay: Replay | None = None,
 ) -> jax.Array:
     """Return hidden states after the final norm: [B, T, D], in the activation dtype.
 
     tokens, positions: [B, T] integers; positions count from 0 in each document. A token attends to the earlier tokens
     of its row with the same number in `segments` [B, T]; None means each row is one document. Give padding its own
-    segment, 0, or place it on the right; ignore its output. attention, recurrence: replace those of whole rows.
+    segment, 0, or place it on the right; ignore its output. attention, recurrence, replay: in place of its own.
     """
     if cfg.implementation is not None:
         return model_family(cfg.implementation).forward(params, cfg, tokens, positions, segments)
     attention, recurrence = attention or causal_attention(segments, cfg), recurrence or delta_net.over_rows(segments)
-    return _forward(params, cfg, tokens, positions, attention, recurrence, None)[0]
+    return _forward(params, cfg, tokens, positions, attention, recurrence, None, replay)[0]
 
 
 def forward_with_load(
@@ -106,15 +108,18 @@ def _forward(
     attention: AttentionFn,
     recurrence: delta_net.Recurrence,
     counted: jax.Array | None,
-) -> tuple[jax.Array, experts.Load | None]:
+    replay: Replay | None = None,
+) -> tuple[jax.Array, Any]:
     first = embed(params, cfg, tokens, positions)
     own_input = per_layer.layer_input(params, cfg, tokens)
+    layers = params["layers"] if replay is None else params["layers"] | {"number": jnp.arange(cfg.num_layers)}
 
     def layer(i: int, state: _State, weights: Params) -> _State:
         kind = layer_kind(cfg, i)
 
         def compute(x: jax.Array, first: jax.Array, weights: Params, shared: KeysAndValues | None) -> Any:
-            measured: list[experts.Load] | None = None if counted is None else []
+            measured: list[Any] = []
+            choose = replay.choose(weights["number"], measured) if replay is not None else chosen_alone
             used: list[KeysAndValues] = []
 
             def attend(query: jax.Array, key: jax.Array, value: jax.Array, *how: Any) -> jax.Array:
@@ -123,7 +128,7 @@ def _forward(
 
             x = decoder_layer(
                 x, first, weights, cfg, positions, kind, attend, recurrence=recurrence,
-                counted=counted, measured=measured, shared=shared, own_input=own_input,
+                counted=counted, measured=measured, shared=shared, own_input=own_input, choose=choose,
             )  # fmt: skip
             own = used[-1] if kind.letter in state.shared and not kind.shares else None
             return x, measured[0] if measured else None, own
@@ -133,8 +138,10 @@ def _forward(
         kept = state.shared | ({} if own is None else {kind.letter: own})
         return _State(x, jax.tree.map(jnp.add, state.load, load), kept)
 
-    begin = None if counted is None else experts.Load(*jnp.zeros(3))
-    last = apply_layers(params["layers"], cfg, _State(first, begin, _no_keys(cfg, first)), layer)
+    begin: Any = experts.Load(*jnp.zeros(3)) if counted is not None else None if replay is None else jnp.float32(0)
+    last = apply_layers(layers, cfg, _State(first, begin, _no_keys(cfg, first)), layer)
+    if replay is not None:
+        replay.changed = last.load
     return final_hidden(last.x, params, cfg), last.load
 
 
@@ -144,7 +151,7 @@ KeysAndValues = tuple[Any, Any]
 
 class _State(NamedTuple):
     x: jax.Array
-    load: experts.Load | None
+    load: Any  # what the layers add up: experts.Load, or how many routes of a replay differ
     shared: dict[str, KeysAndValues]  # of the newest layer with each letter that later layers share
 
 
@@ -283,16 +290,17 @@ def decoder_layer(
     *,
     recurrence: delta_net.Recurrence | None = None,
     counted: jax.Array | None = None,
-    measured: list[experts.Load] | None = None,
+    measured: list[Any] | None = None,
     shared: KeysAndValues | None = None,
     own_input: per_layer.LayerInput | None = None,
+    choose: Choose = chosen_alone,
 ) -> jax.Array:
     """Return the residual stream [B, T, D] after one layer.
 
     first: the stream before all layers; weights: this layer's own; kind: its `layer_kind`; connect: adds a branch to
     the stream; recurrence: of a recurrent layer, in place of attention; counted, measured: the tokens of
-    `experts.feed_forward`, and where it puts the load of its experts;
-    shared: what the attention of a layer without keys gets in their place; own_input: see `per_layer`.
+    `experts.feed_forward`, and where it puts the load of its experts; choose: see `routes`; own_input: see `per_layer`;
+    shared: what the attention of a layer without keys gets in their place.
     """
     cfg = sized(cfg, kind)
     if cfg.residual_scalars:
@@ -325,9 +333,9 @@ def decoder_layer(
         if cfg.experts is None:
             return ended(mlp(inner, weights, cfg), "post_mlp_norm")
         if cfg.has_dense_block:
-            out, load = experts.beside_dense(x, mlp(inner, weights, cfg), weights, cfg, counted)
+            out, load = experts.beside_dense(x, mlp(inner, weights, cfg), weights, cfg, counted, choose)
         else:
-            out, load = experts.feed_forward(inner, weights, cfg, counted)
+            out, load = experts.feed_forward(inner, weights, cfg, counted, choose)
         if measured is not None and load is not None:
             measured.append(load)
         return ended(out, "post_mlp_norm")

@@ -18,6 +18,7 @@ from jax.nn.initializers import Initializer
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.models.layers import gated, mlp, norm, plain_norm, project
+from trainer.models.routes import Choose, chosen_alone
 from trainer.models.weights import Params, Weight
 
 MATRICES = {"expert_gate": ("embed", "hidden"), "expert_up": ("embed", "hidden"), "expert_down": ("hidden", "embed")}
@@ -74,31 +75,37 @@ def uses_per_token(cfg: Model) -> dict[str, float]:
 
 
 def beside_dense(
-    x: jax.Array, dense: jax.Array, weights: Params, cfg: Model, counted: jax.Array | None
+    x: jax.Array, dense: jax.Array, weights: Params, cfg: Model, counted: jax.Array | None, choose: Choose
 ) -> tuple[jax.Array, Load | None]:
     """Return the sum, as in Gemma 4, of a dense block's output [B, T, D] and the experts', both normalized.
 
-    x: the stream, of which the router reads a norm of its own; counted: see `feed_forward`.
+    x: the stream, of which the router reads a norm of its own; counted, choose: see `feed_forward`.
     """
     routed = plain_norm(x, cfg).astype(jnp.float32) * weights["router_scale"] * cfg.dim**-0.5
-    out, load = feed_forward(norm(x, weights, "experts_norm", cfg), weights, cfg, counted, routed)
+    out, load = feed_forward(norm(x, weights, "experts_norm", cfg), weights, cfg, counted, choose, routed)
     return norm(dense, weights, "post_dense_norm", cfg) + norm(out, weights, "post_experts_norm", cfg), load
 
 
 def feed_forward(
-    x: jax.Array, weights: Params, cfg: Model, counted: jax.Array | None = None, routed: jax.Array | None = None
+    x: jax.Array,
+    weights: Params,
+    cfg: Model,
+    counted: jax.Array | None = None,
+    choose: Choose = chosen_alone,
+    routed: jax.Array | None = None,
 ) -> tuple[jax.Array, Load | None]:
     """Apply the experts to [B, T, D]; shape and dtype are preserved.
 
-    counted: float32 [B, T], the tokens that count for the load, which is None without them; routed: what the router
-    reads in place of x.
+    counted: float32 [B, T], the tokens that count for the load, which is None without them; choose: see `routes`;
+    routed: what the router reads in place of x.
     """
     assert cfg.experts is not None, "the caller has experts"
     rows = x.reshape(-1, x.shape[-1])
     read = rows if routed is None else routed.reshape(rows.shape)
     probabilities = _probabilities(read, *(weights[name] for name in ("router", "router_bias") if name in weights))
     # recomputed for the backward pass, near ties could fall otherwise
-    chosen = checkpoint_name(lax.top_k(lax.stop_gradient(probabilities), cfg.experts.per_token)[1], "route")
+    likeliest = lax.top_k(lax.stop_gradient(probabilities), cfg.experts.per_token)[1]
+    chosen = checkpoint_name(choose(likeliest), "route")
     shares = jnp.take_along_axis(probabilities, chosen, axis=-1)
     if cfg.experts.norm_topk_prob:
         shares = shares / shares.sum(axis=-1, keepdims=True)

@@ -14,6 +14,7 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from trainer.models import decoder, delta_net, weights
 from trainer.models.attention import choose_kernel, in_window, masked_attention
+from trainer.models.routes import Replay
 
 
 class PromptGroup(NamedTuple):
@@ -37,17 +38,27 @@ def prompt_group(cfg: Model, loop: GrpoLoop, width: int) -> PromptGroup | None:
 
 
 def response_hidden_states(
-    params: weights.Params, cfg: Model, tokens: jax.Array, starts: jax.Array, group: PromptGroup
+    params: weights.Params,
+    cfg: Model,
+    tokens: jax.Array,
+    starts: jax.Array,
+    group: PromptGroup,
+    replay: Replay | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the hidden states that predict the response tokens, [B, R, D], and these tokens, [B, R].
 
-    tokens: [B, T], prompt and response concatenated, ordered by group; starts: int32 [B], where the responses begin.
+    tokens: [B, T], prompt and response concatenated, ordered by group; starts: int32 [B], where the responses begin;
+    replay: of these rows; a prompt takes the routes of its first one.
     """
     samples, prompt, response = group
     rows, together = len(tokens), len(tokens) // samples
-    own = _slice_rows(jnp.pad(tokens, ((0, 0), (0, response))), starts, response)
+    own = _slice_rows(tokens, starts, response, (0, response))
     length = starts[::samples]
-    asked = _slice_rows(jnp.pad(tokens[::samples], ((0, 0), (prompt, 0))), length, prompt)
+    asked = _slice_rows(tokens[::samples], length, prompt, (prompt, 0))
+    if replay is not None:
+        before = _slice_rows(replay.routes[::samples], length, prompt, (prompt, 0), fill=-1)
+        each = _slice_rows(replay.routes, starts, response, (0, response), fill=-1)
+        replay.routes = jnp.concatenate([before, each.reshape(together, -1, each.shape[2])], axis=1)
     begins = (prompt - length)[:, None]  # the column of the prompt's first token
     columns = jnp.concatenate([jnp.arange(prompt), jnp.tile(jnp.arange(prompt, prompt + response), samples)])
     x = decoder.forward(
@@ -57,6 +68,7 @@ def response_hidden_states(
         jnp.maximum(columns[None] - begins, 0),
         attention=_shared_prompt_attention(cfg, group, begins),
         recurrence=_shared_prompt_recurrence(group, begins),
+        replay=replay,
     )
     last = jnp.broadcast_to(x[:, None, prompt - 1 : prompt], (together, samples, 1, x.shape[-1]))
     earlier = x[:, prompt:].reshape(together, samples, response, -1)[:, :, :-1]
@@ -115,6 +127,7 @@ def _shared_prompt_recurrence(group: PromptGroup, begins: jax.Array) -> delta_ne
     return recur
 
 
-def _slice_rows(rows: jax.Array, starts: jax.Array, size: int) -> jax.Array:
-    """Return `size` columns of each row, from that row's start."""
+def _slice_rows(rows: jax.Array, starts: jax.Array, size: int, padding: tuple[int, int], fill: int = 0) -> jax.Array:
+    """Return `size` columns of each row with padding before and after it, from that row's start."""
+    rows = jnp.pad(rows, ((0, 0), padding, *((0, 0),) * (rows.ndim - 2)), constant_values=fill)
     return jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, size))(rows, starts)

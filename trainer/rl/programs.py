@@ -21,7 +21,8 @@ from trainer.distributed import mesh as meshes
 from trainer.distributed.mesh import Batch, DeviceBatch, check_accumulation
 from trainer.environments.episodes import Episode
 from trainer.losses import grpo
-from trainer.models import weights
+from trainer.models import routes, weights
+from trainer.models.routes import Replay
 from trainer.models.shared_prompt import prompt_group
 from trainer.pretrained import store
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
@@ -31,6 +32,8 @@ from trainer.step.program import Program, abstract_rows
 
 PAD_ID = 0
 """Pads the end of a row, where no token attends."""
+ROUTES = "routes"
+"""Batch field with `loop.replay_routes`: the experts of each token, [B, T, layers * per_token]."""
 
 
 def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncoder) -> Sampler:
@@ -54,7 +57,8 @@ def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
     prompt, new = loop.max_prompt_length, loop.max_new_tokens
     if turns.name is not None:
         prompt, new = loop.row_widths[-1], turns.max_turn_tokens or new
-    return SamplerSettings.from_config(loop.sampler, prompt, new, loop.rows * loop.updates_per_rollout)
+    rows = loop.rows * loop.updates_per_rollout
+    return SamplerSettings.from_config(loop.sampler, prompt, new, rows, returns_routes=loop.replay_routes)
 
 
 def supervised_batch(questions: Sequence[Question], loop: GrpoLoop, episodes: Sequence[Episode] | None = None) -> Batch:
@@ -100,7 +104,7 @@ class GrpoPrograms:
 
     def score(self, params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> Any:
         """Score a batch, see `build_logprobs`."""
-        given = {name: batch[name] for name in ("tokens", "mask")}
+        given = {name: batch[name] for name in ("tokens", "mask", ROUTES) if name in batch}
         return self._program("logprob", batch)(params, reference, given)
 
     def warm_start(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
@@ -134,6 +138,9 @@ def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: 
     score = build_logprobs(experiment, loop, mesh)
     for width in reversed(widths):
         drawn = _abstract_rollout(loop, mesh, width)
+        if loop.replay_routes:
+            shape = loop.rows, width, routes.per_row(cfg)
+            drawn |= {ROUTES: abstract_rows(mesh, shape, routes.dtype(cfg).name)}
         batch = drawn | dict.fromkeys(grpo.TOKEN_FIELDS, drawn["mask"])
         batch |= {name: abstract_rows(mesh, (loop.rows,), "float32") for name in grpo.ROW_FIELDS}
         yield Program(_program_name("update", loop, width), train, (state, batch), resident=reference)
@@ -209,9 +216,10 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
 
         def under(policy: weights.Params) -> jax.Array:
             model = cfg if policy is params else reference_model(experiment)
+            replay = Replay.of(batch) if policy is params else None  # the reference chooses its own experts
             if model is cfg:  # the reference has only what training changes
                 policy = weights.overlay(params, policy)
-            return grpo.per_token_logps(policy, model, batch, loop.token_temperature, group)[0] * batch["mask"]
+            return grpo.per_token_logps(policy, model, batch, loop.token_temperature, group, replay)[0] * batch["mask"]
 
         nothing = jnp.zeros_like(batch["mask"])
         return nothing if loop.on_policy else under(params), under(reference) if loop.scores_reference else nothing

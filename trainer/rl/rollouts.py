@@ -25,7 +25,7 @@ from trainer.environments.episodes import Episode, Episodes, episode_metrics
 from trainer.losses.policy import has_equal_rewards, load_loss, overlong_penalty, sample_weights
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool, RewardResult, Submission
-from trainer.rl.programs import GrpoPrograms, pad_sequences, supervised_batch
+from trainer.rl.programs import ROUTES, GrpoPrograms, pad_sequences, supervised_batch
 from trainer.sampler import Completion, Sampler
 from trainer.telemetry.throughput import Stopwatch
 
@@ -68,8 +68,9 @@ class Rollout:
     Attributes:
         batches: one per remaining update, on the host: tokens int32 [B, T], mask and sampler float32 [B, T - 1],
             version int32 [B, T - 1], the updates before the policy that drew each token; after `finish` also advantage
-            and weight [B].
-        placed: the same on the devices, with log-probabilities `old`, under the policy that drew, and `reference`.
+            and weight [B]; with `loop.replay_routes` also routes.
+        placed: the same but routes on the devices, with log-probabilities `old`, under the policy that drew, and
+            `reference`.
         metrics, examples: see `RewardSummary`.
         outcome: waits for the rewards; None once they are complete.
         mesh: that of `placed`.
@@ -96,7 +97,8 @@ class Rollout:
 
     def pop_batch(self) -> tuple[Batch, DeviceBatch]:
         """Remove and return the next update's batch, on the host and on the devices."""
-        return self.batches.pop(0), self.placed.pop(0)
+        batch, placed = self.batches.pop(0), self.placed.pop(0)
+        return batch, placed | _shard_routes(batch, self.mesh)
 
     def to_json(self) -> dict[str, Any]:
         """Return the rollout as JSON, exact to the last bit; all processes must call it."""
@@ -170,7 +172,7 @@ class RolloutGenerator:
         samples = [
             Sample(
                 asked[row // loop.group_size],
-                Completion(row, one.tokens, one.logprobs, one.finished, one.versions),
+                Completion(row, one.tokens, one.logprobs, one.finished, one.versions, one.routes),
                 decode(one.tokens.tolist()),
             )
             for row, one in enumerate(drawn)
@@ -204,8 +206,9 @@ class RolloutGenerator:
         """Return the batches on the devices, scored under the policy and the reference."""
         with self._stopwatch.measure("score_time"):
             placed = [_shard_fields(batch, self._mesh) for batch in batches]
-            for batch in placed:
-                batch["old"], batch["reference"] = self._programs.score(params, reference, batch)
+            for batch, own in zip(batches, placed, strict=True):
+                given = own | _shard_routes(batch, self._mesh)
+                own["old"], own["reference"] = self._programs.score(params, reference, given)
             return jax.block_until_ready(placed)
 
     def _offline_batches(self, number: int) -> list[Batch]:
@@ -337,7 +340,17 @@ def build_batch(samples: list[Sample], loop: GrpoLoop, version: int = 0) -> Batc
         if sample.completion.versions is not None:
             versions[row, mask[row] == 1] = sample.completion.versions
     mask[mask == 1] = np.concatenate([s.by_model for s in samples])
-    return {"tokens": tokens, "mask": mask, "sampler": logprobs, "version": versions}
+    batch = {"tokens": tokens, "mask": mask, "sampler": logprobs, "version": versions}
+    known = [s.completion.routes for s in samples if s.completion.routes is not None]
+    return batch | ({ROUTES: _pad_routes(known, width)} if known else {})
+
+
+def _pad_routes(known: list[np.ndarray], width: int) -> np.ndarray:
+    """Return the routes of rows [n, layers, per_token], padded on the right, as [B, width, layers * per_token]."""
+    found = np.zeros((len(known), width, known[0][0].size), known[0].dtype)
+    for row, routes in enumerate(known):
+        found[row, : len(routes)] = routes.reshape(len(routes), -1)
+    return found
 
 
 def staleness(batch: Batch, step: int) -> dict[str, float]:
@@ -352,8 +365,13 @@ def staleness(batch: Batch, step: int) -> dict[str, float]:
 
 
 def _shard_fields(batch: Batch, mesh: Mesh) -> DeviceBatch:
-    """Place what the programs read on the devices."""
-    return shard_batch({name: values for name, values in batch.items() if name != "version"}, mesh)
+    """Place what the programs read on the devices, but routes, which are large."""
+    return shard_batch({name: values for name, values in batch.items() if name not in ("version", ROUTES)}, mesh)
+
+
+def _shard_routes(batch: Batch, mesh: Mesh) -> DeviceBatch:
+    """Place the routes, if there are some, for the one program that reads them next."""
+    return shard_batch({name: batch[name] for name in (ROUTES,) if name in batch}, mesh)
 
 
 def _encode_batch(batch: Batch) -> str:

@@ -9,7 +9,7 @@ from jax import lax
 
 from conf.schema.training.layer_kinds import layer_kind, source_layer
 from conf.schema.training.model import Model
-from trainer.models import attention, decoder, delta_net, per_layer
+from trainer.models import attention, decoder, delta_net, per_layer, routes
 from trainer.models.weights import Params
 from trainer.sampler import cache as caches
 from trainer.sampler.cache import KVCache, places_axes
@@ -94,15 +94,19 @@ class PrefillResult(NamedTuple):
     hidden: Any  # [P, D], of each prompt's last token
     cache: KVCache  # of the prompts, by position instead of place
     said: Any  # bool [P, V], see Said; None without penalties
+    routes: Any = None  # [P, bucket, layers * per_token], see `models.routes`; None if nobody wants them
 
 
-def prefill(cfg: Model, drawn_from: Distribution, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
+def prefill(
+    cfg: Model, settings: SamplerSettings, copy: Params, tokens: jax.Array, lengths: jax.Array
+) -> PrefillResult:
     """Compute prompts. tokens: int32 [P, bucket], padded on the right with any token; lengths: int32 [P]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     used: dict[int, decoder.KeysAndValues] = {}
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
     memories: list[delta_net.Memory] = []
+    chosen: list[jax.Array] = []
     axes = places_axes()
 
     def remember(inputs: delta_net.Inputs, kernels: tuple[jax.Array, ...]) -> jax.Array:
@@ -132,15 +136,17 @@ def prefill(cfg: Model, drawn_from: Distribution, copy: Params, tokens: jax.Arra
 
         shared = used[source_layer(cfg, i)] if kind.shares else None
         x = decoder.decoder_layer(
-            x, first, weights, cfg, positions, kind, attend, recurrence=remember, shared=shared, own_input=own_input
-        )
+            x, first, weights, cfg, positions, kind, attend, recurrence=remember, shared=shared, own_input=own_input,
+            choose=routes.recorder(chosen),
+        )  # fmt: skip
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
     said = None
-    if drawn_from.has_penalties:
+    if settings.drawn_from.has_penalties:
         none = jnp.zeros((len(tokens), cfg.vocab_size), bool)
         said = none.at[jnp.arange(len(tokens))[:, None], tokens].max(positions < lengths[:, None])
     cache = KVCache(tuple(keys), tuple(values), tuple(memories))
-    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), cache, said)
+    taken = routes.joined(chosen, cfg, *tokens.shape) if settings.returns_routes else None
+    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), cache, said, taken)
 
 
 NO_TOKEN = -1
@@ -205,6 +211,7 @@ class _DecodeState(NamedTuple):
     slots: Slots
     tokens: jax.Array  # int32 [slots, chunk]
     logprobs: jax.Array  # float32 [slots, chunk]
+    routes: Any  # [slots, chunk, layers * per_token]; None if nobody wants them
 
 
 def decode(
@@ -216,12 +223,12 @@ def decode(
     wanted: jax.Array,
     key: jax.Array,
     temperature: jax.Array,
-) -> tuple[Slots, jax.Array]:
+) -> tuple[Slots, jax.Array, jax.Array | None]:
     """Decode up to `settings.chunk` tokens for each row; fewer once all have ended.
 
     ends: tokens that end a row; wanted: bool [slots], False if the host found the row's end. Returns the slots and
     int32 [2, slots, chunk]: the tokens, NO_TOKEN after the end, and the bits of their float32 log-probabilities in the
-    distribution they were drawn from.
+    distribution they were drawn from; and the tokens' routes [slots, chunk, layers * per_token], or None.
     """
     count, chunk = slots.row.shape[0], settings.chunk
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(slots.row)
@@ -237,7 +244,7 @@ def decode(
         logprob = jnp.where(now.active, logprob, 0.0)
         lasts = now.num_generated + 1 >= settings.max_new_tokens
         lasts |= jnp.isin(token, jnp.array(ends, jnp.int32))
-        hidden, cache = _decode_step(copy, cfg, token, now)
+        hidden, cache, chosen = _decode_step(copy, cfg, token, now)
         moved = now.active.astype(jnp.int32)
         said = now.said
         if said is not None:
@@ -252,18 +259,24 @@ def decode(
             said=said,
         )
         write = lambda into, new: lax.dynamic_update_slice_in_dim(into, new[:, None], loop.t, axis=1)  # noqa: E731
-        return _DecodeState(loop.t + 1, later, write(loop.tokens, told), write(loop.logprobs, logprob))
+        taken = None if loop.routes is None else write(loop.routes, routes.joined(chosen, cfg, count))
+        return _DecodeState(loop.t + 1, later, write(loop.tokens, told), write(loop.logprobs, logprob), taken)
 
     tokens = jnp.full((count, chunk), NO_TOKEN, jnp.int32)
-    start = _DecodeState(jnp.int32(0), slots._replace(active=slots.active & wanted), tokens, jnp.zeros((count, chunk)))
+    taken = jnp.zeros((count, chunk, routes.per_row(cfg)), routes.dtype(cfg)) if settings.returns_routes else None
+    begun = slots._replace(active=slots.active & wanted)
+    start = _DecodeState(jnp.int32(0), begun, tokens, jnp.zeros((count, chunk)), taken)
     ended = lax.while_loop(not_ended, next_token, start)
     bits = lax.bitcast_convert_type(ended.logprobs, jnp.int32)
     # rows that begin next count from here on every device, however early this device's rows all ended
-    return ended.slots._replace(step=slots.step + chunk), jnp.stack([ended.tokens, bits])
+    return ended.slots._replace(step=slots.step + chunk), jnp.stack([ended.tokens, bits]), ended.routes
 
 
-def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[jax.Array, KVCache]:
-    """Return the hidden states [slots, D] of one more token per slot, and the updated cache."""
+def _decode_step(
+    copy: Params, cfg: Model, token: jax.Array, slots: Slots
+) -> tuple[jax.Array, KVCache, list[jax.Array]]:
+    """Return the hidden states [slots, D] of one more token per slot, the updated cache, and each layer's routes."""
+    chosen: list[jax.Array] = []
     rings = dict(zip(caches.layers_with_rings(cfg), zip(*slots.cache[:2], strict=True), strict=True))
     memories = dict(zip(caches.recurrent_layers(cfg), slots.cache.memories, strict=True))
     tokens, positions = token[:, None], slots.position[:, None]
@@ -291,7 +304,8 @@ def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tu
 
         shared = rings[source] if kind.shares else None
         x = decoder.decoder_layer(
-            x, first, weights, cfg, positions, kind, attend, recurrence=recall, shared=shared, own_input=own_input
-        )
+            x, first, weights, cfg, positions, kind, attend, recurrence=recall, shared=shared, own_input=own_input,
+            choose=routes.recorder(chosen),
+        )  # fmt: skip
     keys, values = (tuple(ring[part] for ring in rings.values()) for part in (0, 1))
-    return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(keys, values, tuple(memories.values()))
+    return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(keys, values, tuple(memories.values())), chosen

@@ -25,7 +25,8 @@ class Completion(NamedTuple):
 
     row: prompt * samples + sample; tokens: int32 [n], including the token that ended it; logprobs: float32
     [n], in the distribution each token was drawn from; finished: True if a stop ended it, False if truncated; versions:
-    int32 [n], of the weights that drew each token, if they may change meanwhile.
+    int32 [n], of the weights that drew each token, if they may change meanwhile; routes: the experts that each
+    token took, [prompt + n, layers, per_token], if they are wanted.
     """
 
     row: int
@@ -33,6 +34,7 @@ class Completion(NamedTuple):
     logprobs: np.ndarray
     finished: bool
     versions: np.ndarray | None = None
+    routes: np.ndarray | None = None
 
 
 @dataclass
@@ -41,6 +43,7 @@ class _ActiveRow:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    routes: list[np.ndarray] = field(default_factory=list)  # of the prompt, then of each chunk; empty if not wanted
 
 
 class Sampler:
@@ -128,6 +131,7 @@ class _Generation:
         self.slots: decode.Slots | None = None
         """None before the first rows. Nothing else may refer to it: a resize would keep a cache that is not needed."""
         self.prefilled_group, self.prefilled = -1, None
+        self.prompt_routes: np.ndarray | None = None  # of the group, on the host
 
     def run(self, between: Callable[[], None]) -> Iterator[Completion]:
         ended: list[Completion] = []
@@ -140,9 +144,9 @@ class _Generation:
                 self.copy, self.version = self.weights()
             self._fit_cache()
             wanted = self.programs.replicate(np.array([row is not None for row in self.rows_by_slot]))
-            self.slots, told = self.programs.decode(self.copy, self.slots, wanted, *self.key_and_temperature)
+            self.slots, *told = self.programs.decode(self.copy, self.slots, wanted, *self.key_and_temperature)
             yield from ended  # while the devices decode
-            ended = self._collect_chunk(jax.device_get(told))
+            ended = self._collect_chunk(*jax.device_get(told))
         yield from ended
 
     def _fill_slots(self) -> None:
@@ -155,7 +159,9 @@ class _Generation:
             for slot in free[: last - self.next_row]:
                 prompt = self.next_row // self.samples
                 sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.numbers[self.next_row]
-                self.rows_by_slot[slot] = _ActiveRow(self.next_row)
+                row = self.rows_by_slot[slot] = _ActiveRow(self.next_row)
+                if self.prompt_routes is not None:
+                    row.routes.append(self.prompt_routes[prompt - first, : len(self.prompts[prompt])])
                 self.next_row += 1
             free = [slot for slot in free if self.rows_by_slot[slot] is None]
             self._fit_cache()
@@ -192,10 +198,12 @@ class _Generation:
             self.prefilled = None  # only one group at a time is kept on the devices
             self.prefilled_group = first
             self.prefilled = self.programs.prefill(self.copy, *self.programs.shard_by_row((tokens, lengths)))
+            if self.settings.returns_routes:
+                self.prompt_routes = jax.device_get(self.prefilled.routes)
         return first
 
-    def _collect_chunk(self, told: np.ndarray) -> list[Completion]:
-        """Return the responses that ended in a chunk [2, slots, chunk], and free their slots."""
+    def _collect_chunk(self, told: np.ndarray, routes: np.ndarray | None = None) -> list[Completion]:
+        """Return the responses that ended in a chunk [2, slots, chunk], and free their slots; routes: of its tokens."""
         tokens, logprobs = told[0], told[1].view(np.float32)
         counts = (tokens != decode.NO_TOKEN).sum(axis=1)
         ended = []
@@ -206,6 +214,8 @@ class _Generation:
             row.tokens += tokens[slot, :count].tolist()
             row.logprobs += logprobs[slot, :count].tolist()
             row.versions += [self.version] * count
+            if routes is not None:
+                row.routes.append(routes[slot, :count].copy())
             if not (known := np.isfinite(logprobs[slot, :count])).all():
                 raise LogitsError(
                     f"the model's logits are not finite at token {seen + int(known.argmin()) + 1} of a response: its "
@@ -224,7 +234,13 @@ class _Generation:
                         logprobs=np.array(row.logprobs[:length], np.float32),
                         finished=stop is not None or by_token,
                         versions=None if self.weights is None else np.array(row.versions[:length], np.int32),
+                        routes=self._routes_of(row, length) if row.routes else None,
                     )
                 )
                 self.rows_by_slot[slot] = None
         return ended
+
+    def _routes_of(self, row: _ActiveRow, length: int) -> np.ndarray:
+        """Return the routes of a prompt and the first tokens of its response, see `Completion`."""
+        whole = np.concatenate(row.routes)[: len(self.prompts[row.number // self.samples]) + length]
+        return whole.reshape(len(whole), self.programs.cfg.num_layers, -1)

@@ -132,8 +132,8 @@ class SamplerPrograms:
         prefill: (copy, tokens [P, bucket], lengths [P]) to PrefillResult.
         insert_prompts: (Slots, PrefillResult, int32 [3, slots]: source, length and row of each slot) to Slots. Donates
             the slots.
-        decode: (copy, Slots, wanted [slots], key data, temperature) to Slots and int32 [2, slots, chunk]. Donates the
-            slots.
+        decode: (copy, Slots, wanted [slots], key data, temperature) to Slots, int32 [2, slots, chunk], and routes or
+            None. Donates the slots.
     """
 
     def __init__(self, cfg: Model, settings: SamplerSettings, mesh: Mesh, ends: tuple[int, ...]) -> None:
@@ -145,7 +145,8 @@ class SamplerPrograms:
         drawn_from = settings.drawn_from
         slots, waiting = self._slot_specs(), self._waiting_specs()
         said = ROW_SHARDED if drawn_from.has_penalties else None
-        own = PrefillResult(ROW_SHARDED, self._cache_specs(CACHE_AXES), said)
+        routes = ROW_SHARDED if settings.returns_routes else None
+        own = PrefillResult(ROW_SHARDED, self._cache_specs(CACHE_AXES), said, routes)
 
         def admitted(slots: Slots, prompts: PrefillResult, rows: jax.Array) -> Slots:
             return decode.insert_prompts(slots, prompts, rows[0], rows[1], rows[2])
@@ -155,14 +156,17 @@ class SamplerPrograms:
             return decode.decode(copy, self.cfg, settings, ends, slots, wanted, randomness, temperature)
 
         self.reshard = self._jit("reshard", lambda params: copy_params(params, self.cfg), copy)
-        computed = self._per_device(partial(prefill, self.cfg, drawn_from), (copy, ROW_SHARDED, ROW_SHARDED), own)
+        computed = self._per_device(partial(prefill, self.cfg, settings), (copy, ROW_SHARDED, ROW_SHARDED), own)
         self.prefill = self._jit("prefill", computed, waiting)
         self.insert_prompts = self._jit(
             "admit", self._per_device(admitted, (slots, waiting, COLUMN_SHARDED), slots), slots, donated=(0,)
         )
-        taken = (copy, slots, ROW_SHARDED, REPLICATED, REPLICATED)
+        taken, told = (copy, slots, ROW_SHARDED, REPLICATED, REPLICATED), (slots, COLUMN_SHARDED, routes)
         self.decode = self._jit(
-            "decode", self._per_device(decoded, taken, (slots, COLUMN_SHARDED)), (slots, REPLICATED), donated=(1,)
+            "decode",
+            self._per_device(decoded, taken, told),
+            (slots, REPLICATED, self._waiting_specs().routes),
+            donated=(1,),
         )
         lengths = {length for bucket in settings.buckets for length in settings.cache_lengths(bucket)}
         self._init = {
@@ -217,9 +221,7 @@ class SamplerPrograms:
             ),
             (ROW_SHARDED, ROW_SHARDED, *(REPLICATED,) * 4),
         )
-        waiting = jax.eval_shape(
-            self._on_mesh(partial(prefill, self.cfg, self.settings.drawn_from)), copy, tokens, prompt_lengths
-        )
+        waiting = jax.eval_shape(self._on_mesh(partial(prefill, self.cfg, self.settings)), copy, tokens, prompt_lengths)
         waiting = self._abstract(waiting, self._waiting_specs())
         yield "prefill", self.prefill, (copy, tokens, prompt_lengths), self._abstract_slots(lengths[-1])
         for length in lengths[-1:] if longest_only else lengths:
@@ -246,7 +248,8 @@ class SamplerPrograms:
 
     def _waiting_specs(self) -> PrefillResult:
         said = REPLICATED if self.settings.drawn_from.has_penalties else None
-        return PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES), said)
+        routes = REPLICATED if self.settings.returns_routes else None
+        return PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES), said, routes)
 
     def _slot_specs(self) -> Slots:
         said = Said(ROW_SHARDED, ROW_SHARDED) if self.settings.drawn_from.has_penalties else None

@@ -54,6 +54,7 @@ class SamplerSettings:
         max_prompt_length: tokens of the longest prompt.
         max_new_tokens: maximum length of a response, in tokens.
         slots: rows in flight; rounded up to a multiple of the devices that share them.
+        returns_routes: whether responses tell the experts of their tokens.
     """
 
     max_prompt_length: int
@@ -63,15 +64,16 @@ class SamplerSettings:
     drawn_from: Distribution = PLAIN
     dtype: str | None = None
     mesh: Mesh | None = None
+    returns_routes: bool = False
 
     @classmethod
     def from_config(
-        cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int
+        cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int, *, returns_routes: bool
     ) -> "SamplerSettings":
         """Return the settings of a loop that draws `rows` responses with one policy."""
         slots, drawn_from = min(rows, sampling.slots or rows), Distribution.of(sampling)
         sizes = (max_prompt_length, max_new_tokens, slots, sampling.chunk)
-        return cls(*sizes, drawn_from, sampling.dtype, sampling.mesh)
+        return cls(*sizes, drawn_from, sampling.dtype, sampling.mesh, returns_routes)
 
     @property
     def buckets(self) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from conf.reference import PATTERN, OrReference, Reference
-from conf.schema.base import Strict, UnevenError, nearest_multiples
+from conf.schema.base import LATER, Strict, UnevenError, nearest_multiples
 from conf.schema.training.loop_parts import Environment, PuzzleLoop, RolloutCorrection, Sampling
 from conf.schema.training.model import Model
 from conf.schema.training.settings import EVALUATIONS_HELP, Evaluations, check_intervals
@@ -167,6 +167,9 @@ class GrpoLoop(Strict):
         description="Folder of an earlier run with samplers on other workers: train on the rollouts of its journal "
         "again, which gives the same weights. null: sample.",
     )
+    replay_routes: Annotated[bool, LATER] = Field(
+        default=False, description="Update with the experts that the sampler took (https://arxiv.org/abs/2510.11370)."
+    )
     loss_type: Annotated[str, OrReference(GRPO_LOSSES)] = Field(
         description="Loss: whether the ratio is per token or per response, and how the mean is taken. module:name: the "
         "loss of each token, from your own function (docs/extend.md)."
@@ -273,6 +276,10 @@ class GrpoLoop(Strict):
                 "max_resample_rounds: only filtered groups are resampled; "
                 "set filter_zero_variance_groups=true, or use 0"
             )
+        if (self.environment.max_turn_tokens or 1) > self.max_new_tokens:
+            raise ValueError(
+                f"environment.max_turn_tokens: at most max_new_tokens, {self.max_new_tokens}, which is for all turns"
+            )
         return self
 
     @model_validator(mode="after")
@@ -300,14 +307,6 @@ class GrpoLoop(Strict):
             raise ValueError("rollout_correction.rollout_is: sequence needs old_logprobs=trainer")
         if self.loss_type in OFFLINE_LOSSES and self.environment.name is not None:
             raise ValueError(f"environment.name: {self.loss_type} samples nothing; use null")
-        return self
-
-    @model_validator(mode="after")
-    def _turns_fit(self) -> "GrpoLoop":
-        if (self.environment.max_turn_tokens or 1) > self.max_new_tokens:
-            raise ValueError(
-                f"environment.max_turn_tokens: at most max_new_tokens, {self.max_new_tokens}, which is for all turns"
-            )
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from conf.formats import RunFileError
 from conf.schema.training.data import ArithmeticData, Data, QuestionData, TextData
-from conf.schema.training.loop import REJECTED, GrpoLoop, LmLoop, Loop, TextSamples
+from conf.schema.training.loop import OFFLINE_LOSSES, REJECTED, GrpoLoop, LmLoop, Loop, TextSamples
 from conf.schema.training.loop_parts import PuzzleLoop
 from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
@@ -75,6 +75,10 @@ def refusals(run: Sections, seed: int, backend: str) -> Iterator[Refusal]:
         yield from _kernel(model, data, backend)
         if model.router_aux_loss_coef and not isinstance(loop, LmLoop):
             yield Refusal("model.router_aux_loss_coef", f"loop.kind={loop.kind} does not add this loss, only lm; use 0")
+        offline = isinstance(loop, GrpoLoop) and loop.loss_type in OFFLINE_LOSSES
+        if isinstance(loop, GrpoLoop) and loop.replay_routes and (offline or model.experts is None):
+            why = f"{loop.loss_type} samples nothing" if offline else "the model has no experts"
+            yield Refusal("loop.replay_routes", f"{why}; use false")
     if model is not None and getattr(model, "implementation", None) is None:
         lora = unmatched_modules(model) if isinstance(model, Model) else ()
         groups = run.optimizer.param_groups if run.optimizer else ()

@@ -135,6 +135,8 @@ MAHA = "model.attention_form=maha"
             ],
             "refused: error loop.text_samples.prompts: a prompt is empty",
         ),
+        ([*GRPO, "loop.replay_routes=true"], "refused: error loop.replay_routes: the model has no experts; use false"),
+        ([*GRPO, "loop=sft", "loop.replay_routes=true"], "refused: error loop.replay_routes: sft samples nothing; u"),
         ([*GRPO, "data.tokenizer=characters"], "refused: error data.tokenizer: characters requires a text, not questi"),
         ([*LM, "data.tokenizer=characters"], "refused: error data.tokenizer: characters requires a text, not jsonl; u"),
         ([*GRPO, "loop.environment.options={a: 3}"], "unread: warning loop.environment.options: has no effect: loop.e"),

@@ -87,7 +87,8 @@ class Scripted:
             text = self.scripts[number][len(self.prompts) - 1]
             ended = not text.endswith("…")
             tokens = np.array([*text.removesuffix("…").encode(), *([EOS_ID] if ended else [])], np.int32)
-            yield Completion(row, tokens, -1 - np.arange(len(tokens), dtype=np.float32), ended)
+            routes = np.full((len(prompts[row // samples]) + len(tokens), 2, 1), len(self.prompts), np.uint8)
+            yield Completion(row, tokens, -1 - np.arange(len(tokens), dtype=np.float32), ended, routes=routes)
 
 
 def loop(**changes: Any) -> GrpoLoop:
@@ -190,6 +191,17 @@ def test_an_update_learns_from_the_policys_tokens_alone(pool: EnvironmentPool) -
     assert batch["mask"][0].nonzero()[0].tolist() == [1, 2, 6, 7, 8, 9]
     assert batch["sampler"][0].nonzero()[0].tolist() == [1, 2, 6, 7, 8, 9]
     assert batch["mask"][1].nonzero()[0].tolist() == [1, 2, 3, 4]
+
+
+def test_each_token_keeps_the_routes_of_the_turn_that_computed_it_first(pool: EnvironmentPool) -> None:
+    """The second turn's are of what the environment said and of the reply to it; what was cut off has none."""
+    played, _ = play(pool, [["a", "bcdefghijklmnop"], ["bye"]], "p")
+    batch = build_batch([Sample(e.question, e.completion(i), e.text, e) for i, e in enumerate(played)], loop())
+    prompt = len(played[0].question.prompt_tokens)
+    assert batch["routes"].shape == (2, 28, 2)
+    for row, turns in enumerate(([1] * (prompt + 2) + [2] * 18, [1] * (prompt + 4))):
+        assert len(turns) == prompt + len(played[row].tokens)
+        assert batch["routes"][row].tolist() == [[turn] * 2 for turn in turns + [0] * (28 - len(turns))]
 
 
 def test_a_worked_response_takes_turns_at_the_stop_texts(pool: EnvironmentPool) -> None:

@@ -223,6 +223,35 @@ def test_a_checkpoint_keeps_what_is_to_come_bit_for_bit(checks, taken) -> None:
             assert a[name].dtype == b[name].dtype
 
 
+def test_routes_are_on_the_devices_for_one_program_and_kept_bit_for_bit(checks, monkeypatch) -> None:
+    """Those of a row are its number, and 0 behind its end."""
+    plain, scored = Scripted.generate, list[dict[str, jax.Array]]()
+
+    def routed(self, copy, prompts, samples, *others) -> Iterator[Completion]:
+        for one in plain(self, copy, prompts, samples, *others):
+            length = len(prompts[one.row // samples]) + len(one.tokens)
+            yield one._replace(routes=np.full((length, 3, 2), 301 + one.row, np.uint16))
+
+    def score(_, __, ___, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        scored.append(batch)
+        return batch["mask"], batch["mask"]
+
+    monkeypatch.setattr(Scripted, "generate", routed)
+    monkeypatch.setattr(Scores, "score", score)
+    rollout, _, _ = drawn(checks, ["2", "3", "5", "     5"])
+    restored = Rollout.from_json(rollout.to_json(), make_mesh(2, 1, 1))
+    assert "routes" not in rollout.placed[0].keys() | restored.placed[0].keys()
+    for found in (rollout, restored):
+        batch, placed = found.pop_batch()
+        routes = batch["routes"]
+        assert (routes.shape, routes.dtype) == ((4, 14, 6), np.uint16)
+        np.testing.assert_array_equal(placed["routes"], routes)
+        np.testing.assert_array_equal(scored[0]["routes"], routes)
+        for row, length in enumerate((2, 2, 2, 6)):
+            ids = [301 + row] * (len(QUESTIONS[0].prompt_tokens) + length)
+            assert routes[row].tolist() == [[number] * 6 for number in ids + [0] * (14 - len(ids))]
+
+
 def test_staleness_counts_the_updates_since_the_policy_that_drew_a_token(checks) -> None:
     rollout, _, _ = drawn(checks, [str(i) for i in range(8)], updates_per_rollout=2, steps=2)
     found = Rollout.from_json(rollout.to_json(), make_mesh(1, 1, 1))

@@ -38,7 +38,7 @@ class DrawnSample(NamedTuple):
     """A response with its scores.
 
     tokens: int32 [n]; logprobs: float32 [n]; versions: int32 [n], updates that the weights had seen when they drew each
-    token; scores: float64 [4], as of `rollouts.score_sample`; finished: as of `Completion`.
+    token; scores: float64 [4], as of `rollouts.score_sample`; finished, routes: as of `Completion`.
     """
 
     tokens: np.ndarray
@@ -46,6 +46,7 @@ class DrawnSample(NamedTuple):
     versions: np.ndarray
     scores: np.ndarray
     finished: bool
+    routes: np.ndarray | None = None
 
 
 def encode(number: int, samples: list[DrawnSample]) -> bytes:
@@ -53,6 +54,8 @@ def encode(number: int, samples: list[DrawnSample]) -> bytes:
     lengths = np.array([len(sample.tokens) for sample in samples], np.int32)
     joined = {name: np.concatenate([getattr(s, name) for s in samples]) for name in ("tokens", "logprobs", "versions")}
     scores, finished = np.stack([s.scores for s in samples]), np.array([s.finished for s in samples])
+    if known := [sample.routes for sample in samples if sample.routes is not None]:
+        joined |= {"routes": np.concatenate(known), "routed": np.array([len(routes) for routes in known], np.int32)}
     return _pack({"rollout": number}, {**joined, "lengths": lengths, "scores": scores, "finished": finished})
 
 
@@ -66,7 +69,10 @@ def decode(content: bytes, number: int | None = None) -> list[DrawnSample]:
         message, found = _unpack(content)
         ends = np.cumsum(found["lengths"])[:-1]
         parts = [np.split(found[name], ends) for name in ("tokens", "logprobs", "versions")]
-        rows = list(zip(*parts, found["scores"], found["finished"].tolist(), strict=True))
+        routes = [None] * len(found["lengths"])
+        if "routes" in found:
+            routes = np.split(found["routes"], np.cumsum(found["routed"])[:-1])
+        rows = list(zip(*parts, found["scores"], found["finished"].tolist(), routes, strict=True))
         written = message["rollout"]
     except (ValueError, KeyError, TypeError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise JournalError(f"damaged: {type(error).__name__}: {error}") from error

@@ -286,20 +286,29 @@ class RolloutServer:
             held = (message["rollout"], message["first"]) in self._leases.renew(name, time.monotonic())
             for row, finished in zip(message["rows"], message["finished"], strict=True):
                 parts = {part: arrays[f"{row}/{part}"] for part in ("tokens", "logprobs", "versions", "scores")}
-                self._leases.deliver(message["rollout"], row, _sample(**parts, finished=finished))
+                routes = arrays.get(f"{row}/routes")
+                self._leases.deliver(message["rollout"], row, _sample(**parts, finished=finished, routes=routes))
         return {"go_on": held and self._exit_code is None}
 
 
 def _sample(
-    tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray, scores: np.ndarray, finished: bool
+    tokens: np.ndarray,
+    logprobs: np.ndarray,
+    versions: np.ndarray,
+    scores: np.ndarray,
+    finished: bool,
+    routes: np.ndarray | None,
 ) -> DrawnSample:
     """Return a sample with arrays of its dtypes. Raises ValueError if they are not of one sample."""
     if not tokens.ndim == 1 <= len(tokens) == len(logprobs) == len(versions) or scores.shape != (4,):
         raise ValueError("not a sample")
+    if routes is not None and not (routes.ndim == 3 and len(routes) > len(tokens)):
+        raise ValueError("not the routes of a sample")
     return DrawnSample(
         tokens=tokens.astype(np.int32),
         logprobs=logprobs.astype(np.float32),
         versions=versions.astype(np.int32),
         scores=scores.astype(np.float64),
         finished=finished,
+        routes=routes,
     )

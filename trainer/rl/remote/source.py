@@ -179,7 +179,9 @@ class RemoteRollouts:
                 f"{key}: rollout {number} has {len(samples)} samples, not the {wanted} of loop.prompts_per_step, "
                 "updates_per_rollout and group_size; use those of the run that wrote it"
             )
-        return samples
+        if loop.replay_routes and any(sample.routes is None for sample in samples):
+            raise RunFileError(f"loop.replay_routes: rollout {number} of {key} has no routes; use false")
+        return samples if loop.replay_routes else [sample._replace(routes=None) for sample in samples]
 
 
 def _broadcast(number: int, content: bytes | None) -> bytes:

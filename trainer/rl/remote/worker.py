@@ -127,7 +127,8 @@ class Deliveries:
             drawn, check = unsent.samples.pop(row)
             scores = np.array(score_sample(check.result(), self._loop), np.float64)
             parts = {"tokens": drawn.tokens, "logprobs": drawn.logprobs, "versions": drawn.versions}
-            arrays |= {f"{row}/{name}": values for name, values in (parts | {"scores": scores}).items()}
+            parts |= {"scores": scores} | ({} if drawn.routes is None else {"routes": drawn.routes})
+            arrays |= {f"{row}/{name}": values for name, values in parts.items()}
         message: dict[str, Any] = {"kind": "samples", "rollout": task.rollout, "first": task.first}
         reply, _ = self._channel.ask(message | {"rows": done, "finished": finished}, arrays)
         return reply["go_on"]
@@ -157,7 +158,8 @@ class _SamplerProcess:
         self._questions = questions.load_questions(experiment, loop)
         prompting, rows = self._questions.prompt_encoder, loop.prompts_per_task * loop.group_size
         sampling = loop.sampler.model_copy(update={"mesh": None})  # that of the config is for the trainer's devices
-        settings = SamplerSettings.from_config(sampling, loop.max_prompt_length, loop.max_new_tokens, rows)
+        lengths = loop.max_prompt_length, loop.max_new_tokens
+        settings = SamplerSettings.from_config(sampling, *lengths, rows, returns_routes=loop.replay_routes)
         self._sampler = Sampler(experiment.decoder, settings, mesh, stop_criteria(loop, prompting))
         self._abstract = abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
         self._random_key = jax.random.key(experiment.seed)

@@ -34,8 +34,13 @@ def content(number: int, count: int = 2) -> bytes:
     return encode(number, samples(*[3] * count))
 
 
-def test_the_journal_keeps_every_bit(bucket, tmp_path) -> None:
+@pytest.mark.parametrize("prompt", [None, 2])
+def test_the_journal_keeps_every_bit(bucket, tmp_path, prompt) -> None:
+    """prompt: tokens of prompts, whose routes are kept with those of responses."""
     drawn = samples(1, 4, 3)
+    if prompt is not None:
+        routes = [np.full((prompt + len(one.tokens), 3, 2), 300 + len(one.tokens), np.uint16) for one in drawn]
+        drawn = [one._replace(routes=own) for one, own in zip(drawn, routes, strict=True)]
     opened(bucket, tmp_path / "disk").write(12, encode(12, drawn))
     assert files(bucket) == ["00000012.npz"]
     found = Journal(str(bucket.folder / "run")).read(12)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.controller.localcloud.harness import wait_for
@@ -120,3 +121,13 @@ def test_a_connection_that_fails_does_not_keep_later_ones_out(monkeypatch) -> No
     greet(listener).close()
     listener.close()
     assert failed
+
+
+def test_routes_are_of_a_samples_tokens_and_its_prompts() -> None:
+    parts = {"tokens": np.ones(3), "logprobs": np.ones(3), "versions": np.ones(3), "scores": np.ones(4)}
+    for shape in ((4, 2, 1), None):
+        routes = None if shape is None else np.ones(shape, np.uint8)
+        assert server._sample(**parts, finished=True, routes=routes).routes is routes
+    for shape in ((3, 2, 1), (8, 2)):  # no token of a prompt; no layers
+        with pytest.raises(ValueError, match="not the routes of a sample"):
+            server._sample(**parts, finished=True, routes=np.ones(shape, np.uint8))

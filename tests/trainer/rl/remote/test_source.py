@@ -31,7 +31,7 @@ EMPTY = SimpleNamespace(read=lambda _: None)
 def bare(**members: Any) -> Any:
     """Rollouts with these members only."""
     made = object.__new__(RemoteRollouts)
-    loop = SimpleNamespace(replay=None, prompts_per_step=1, updates_per_rollout=1, group_size=2)
+    loop = SimpleNamespace(replay=None, replay_routes=False, prompts_per_step=1, updates_per_rollout=1, group_size=2)
     members = {"loop": loop, "first": True, "server": None, "journal": EMPTY} | members
     vars(made).update({f"_{name}": value for name, value in members.items()})
     return made
@@ -147,6 +147,22 @@ def test_a_rollout_of_another_config_is_an_error() -> None:
         bare()._decode(4, encode(4, [DRAWN] * 3))
     with pytest.raises(RunFileError, match="rollout 4: it holds rollout 5"):
         bare()._decode(4, encode(5, [DRAWN] * 2))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_routes_are_as_the_config_says_or_an_error(wanted: bool) -> None:
+    made = bare()
+    made._loop.replay_routes = wanted
+    routed = DRAWN._replace(routes=np.arange(30, dtype=np.uint8).reshape(5, 3, 2))
+    for sample in made._decode(4, encode(4, [routed] * 2)):
+        assert (None if sample.routes is None else sample.routes.tolist()) == (
+            routed.routes.tolist() if wanted else None
+        )
+    if wanted:
+        with pytest.raises(
+            RunFileError, match=r"loop\.replay_routes: rollout 4 of the run's journal has no routes; use f"
+        ):
+            made._decode(4, encode(4, [DRAWN] * 2))
 
 
 def test_a_silence_of_all_samplers_is_reported_and_ends() -> None:

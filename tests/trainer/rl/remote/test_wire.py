@@ -128,7 +128,8 @@ def connect(server: RolloutServer, facts: dict[str, str]) -> tuple[Channel, dict
 
 
 def deliver(channel: Channel, rollout: int, row: int, sample: DrawnSample) -> bool:
-    arrays = {f"{row}/{name}": getattr(sample, name) for name in ("tokens", "logprobs", "versions", "scores")}
+    names = ("tokens", "logprobs", "versions", "scores", *(["routes"] if sample.routes is not None else []))
+    arrays = {f"{row}/{name}": getattr(sample, name) for name in names}
     message = {"kind": "samples", "rollout": rollout, "first": 0, "rows": [row], "finished": [sample.finished]}
     return channel.ask(message, arrays)[0]["go_on"]
 
@@ -144,7 +145,8 @@ def test_a_sampler_that_hangs_up_loses_its_task_at_once_and_is_not_missed(serve,
     task = first.ask(TAKE)[0]["task"]
     assert task == {"rollout": 0, "first": 0, "count": 2, "version": 3}
     parts = [[np.zeros(n, kind) for kind in (np.int32, np.float32, np.int32)] for n in (2, 3)]
-    one, two = (DrawnSample(*part, np.ones(4), True) for part in parts)
+    routes = np.arange(30, dtype=np.uint8).reshape(5, 3, 2)
+    one, two = (DrawnSample(*part, np.ones(4), True, own) for part, own in zip(parts, (None, routes), strict=True))
     assert deliver(first, 0, 1, two)
     assert server.wait(0, 0.0) is None
     first.close()
@@ -155,6 +157,8 @@ def test_a_sampler_that_hangs_up_loses_its_task_at_once_and_is_not_missed(serve,
     found = server.wait(0, 10.0)
     assert found is not None
     assert [len(sample.tokens) for sample in found] == [2, 3]
+    assert found[0].routes is None
+    np.testing.assert_array_equal(found[1].routes, routes)
     assert server.summary() == "2 samples, 1 more dropped, 1 tasks given to another sampler"
     server.announce(RunStorage(str(tmp_path)), "127.0.0.1")
     server.close(75)

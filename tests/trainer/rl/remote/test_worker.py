@@ -185,7 +185,8 @@ def work(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, checks: list[Future[
     def generate(*arguments: Any, **_: object) -> Any:
         between = arguments[5]
         for row in range(2):
-            yield Completion(row, np.array([row, 9]), np.full(2, -0.5), row % 2 == 0, np.full(2, 5))
+            routes = np.full((3, 1, 1), row) if row else None
+            yield Completion(row, np.array([row, 9]), np.full(2, -0.5), row % 2 == 0, np.full(2, 5), routes)
         between()
 
     question = SimpleNamespace(prompt_tokens=[1], answer="", prompt="", row=None)
@@ -214,7 +215,9 @@ def test_a_sampler_that_waits_for_rewards_says_that_it_is_alive_and_sends_each_s
     assert sent == [message | {"rows": [1], "finished": [False]}, message | {"rows": [0], "finished": [True]}]
     assert {name: array.tolist() for name, array in trainer.arrays.items() if name.startswith("1/")} == {
         "1/tokens": [1, 9], "1/logprobs": [-0.5, -0.5], "1/versions": [5, 5], "1/scores": [0.5, 1, 0, 0],
+        "1/routes": [[[1]]] * 3,
     }  # fmt: skip
+    assert "0/routes" not in trainer.arrays
 
 
 def test_a_sampler_draws_the_next_task_while_the_rewards_of_the_last_one_are_computed(monkeypatch) -> None:
