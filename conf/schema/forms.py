@@ -16,6 +16,9 @@ MAX_SHOWN_CHARS = 600
 """Limit for a message, and for each value in it."""
 SHORT, SURE = 6, 0.8
 """Letters of a name that may be another's but for one of them, and likeness of two words that is enough then."""
+ALIKE = 0.75
+"""Likeness of a short part of a name to its misspelling."""
+PARTS = re.compile(r"[-_./]+")
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 EXAMPLES: dict[Any, Any] = {float: 1.0, int: 1, str: "VALUE"}
 """A value of a type, for a name that was given without one."""
@@ -45,6 +48,35 @@ def near_choices(word: str, choices: Iterable[str]) -> list[str]:
         or is_part(word, each)
         or is_part(each, word)
     ]
+
+
+def misspelled(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Return the names that a word is a misspelling of, the nearest first: another word is another thing.
+
+    include is not exclude, and autoscale is not scale, however many letters they share. Names of the same number of
+    parts differ by a few letters of each; of others, the shorter's parts are all in the longer.
+    """
+    ours = PARTS.split(word.lower())
+
+    def is_near(one: str, other: str) -> bool:
+        least = ALIKE if len(one) < SHORT else SURE
+        return one == other or difflib.SequenceMatcher(None, one, other).ratio() >= least
+
+    def is_meant(name: str) -> bool:
+        theirs = PARTS.split(name.lower())
+        if len(ours) == len(theirs):
+            return all(map(is_near, ours, theirs))
+        fewer, more = sorted(({*ours}, {*theirs}), key=len)
+        return (len(fewer) > 1 and fewer < more) or is_near("".join(ours), "".join(theirs))
+
+    found = difflib.get_close_matches(word, [*names], n=20, cutoff=cutoff)
+    return [name for name in found if is_meant(name)]
+
+
+def program_line(text: str) -> str:
+    """Return the command that runs the program in a text that stands where none belongs; empty if it has none."""
+    found = re.search(r"(?<!\S)([\w./-]+\.(py|sh))(?!\S)([^\n]*)", text)
+    return f"slipway run -- {'python' if found[2] == 'py' else 'bash'} {found[1]}{found[3]}" if found else ""
 
 
 def escape_line(text: str) -> str:

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 import conf
 from conf.schema.base import key_path
 from conf.schema.config import Config
-from conf.schema.forms import PLAIN, escape_line, expected, near_choices, override, repaired, split
+from conf.schema.forms import PLAIN, escape_line, expected, near_choices, override, program_line, repaired, split
 from conf.schema.text_keys import alternatives, types_at
-from conf.schema.unknown_keys import foreign_keys, is_model, kinds_of, sibling_keys, unknown_key
+from conf.schema.unknown_keys import assignment, choices_at, foreign_keys, is_model, kinds_of, sibling_keys, unknown_key
 
 NAMED_SOURCES = "use env, env:NAME, file:PATH or secretmanager:projects/P/secrets/S"
 MOST_SHOWN = 6
@@ -65,6 +65,8 @@ MISTYPED = frozenset(
 """Kinds of pydantic's errors for a value of another type."""
 NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
 RANGE = re.compile(rf"({NUMBER})\s*(?:-|–|\.\.+|:|to)\s*({NUMBER})")
+NOTHING = {"none", "nil", "unlimited", "infinite", "infinity", "inf", "never", "no", "off", "false", "disabled"}
+"""What is written for null, which is no limit, or never."""
 UNITS = {"hours", "minutes", "seconds", "days", "gb", "mb", "gib", "mib", "usd", "bytes"}
 """Last words of keys of numbers."""
 
@@ -123,6 +125,7 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
     hides = path[:2] in (["env", "secrets"], ["notify", "webhook"])
     if hides and not is_path and not is_name and kind != "extra_forbidden":
         reason = f"names where a secret is, and never holds it; {NAMED_SOURCES} (what you gave is not shown)"
+        reason = f"a secret has a name: env.secrets.NAME=env; {reason}" if path[-1] == "secrets" else reason
         return ConfigProblem(".".join(path), reason)
     if kind == "extra_forbidden":
         return ConfigProblem(".".join(path), unknown_key(raw, path, given))
@@ -154,7 +157,8 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         name = f"{path[-1]}\\:{function}"
         reason = f"a colon in a name is written \\: on the command line: {{{name}: {weight.strip()}}}"
         return ConfigProblem("loop.rewards", reason)
-    if kind in MISTYPED:
+    is_endless = str(given).lower() in NOTHING and kind == "finite_number" and _is_nullable(path)
+    if kind in MISTYPED or is_endless:
         return ConfigProblem(key, _mistyped(raw, path, whole, error))
     if kind == "string_pattern_mismatch":
         words = "".join(f", or {choice}" for choice in _choices(types_at((*path,))))
@@ -167,7 +171,8 @@ def _problem(raw: dict[str, Any], path: list[str], error: Any) -> ConfigProblem:
         return ConfigProblem(key, f"must be a number, not {json.dumps(given)}; YAML reads off and no as false")
     # A whole section would hide the message, which names the keys that matter.
     got = "" if isinstance(given, dict) else f" (got {escape_line(repr(given))})"
-    return ConfigProblem(key, f"{_said(error)}{got}")
+    cure = f"; did you mean {key}=null?" if str(given) == "-1" and _is_nullable(path) else ""
+    return ConfigProblem(key, f"{_said(error)}{got}{cure}")
 
 
 def _said(error: Any) -> str:
@@ -195,11 +200,18 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         if first and isinstance(given, str) and not is_switch and not _still_wrong(raw, whole, {first: given}):
             word = override([*path, first], given)
             meant = f"did you mean {word.strip(chr(39)) if PLAIN.fullmatch(str(given)) else word}"
+        of_value = [f"{key}.{name}={given}" for name in keys if given in choices_at(f"{key}.{name}")]
+        foreign = [assignment(each, str(given)) for each in foreign_keys(raw, key) if each.startswith(f"{key}.")]
+        named = [f"{key}.{given}=…"] if given in keys else []
+        if found := foreign or named or of_value * (len(of_value) < 4):
+            meant = f"did you mean {' or '.join(found)}"
         same = [name for name in Config.model_fields if models[0] in types_at((name,)) and name != key]
         if same and Path(conf.__file__).with_name(same[0]).joinpath(f"{given}.yaml").is_file():
             meant = f"did you mean {same[0]}@{key}={given}"
         meant = f"did you mean {override(whole, _mended(raw, whole))}" if made is not None else meant
         meant = f"did you mean {key}.kind={given}" if given in kinds else meant
+        line = program_line(str(given)) if len(path) == 1 else ""
+        meant = f"did you mean `{line}`" if line else meant
         listed = f"kinds: {', '.join(kinds)}" if kinds else f"keys: {', '.join(keys)}"
         return f"is a section with keys, not {shown}; {meant}; {listed}"
     if {*types} == {str} and isinstance(given, dict) and [*given.values()] == [None]:  # braces make a mapping of a word
@@ -224,7 +236,7 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
     if choices and len(types) == 1 and not isinstance(given, dict | list):
         return f"unknown choice {_choice(json.dumps(given) if given is None else str(given), choices)}"
     said = f"{'each ' if path != whole else ''}must be {expected(types)}, not {shown}"
-    if str(given).lower() in ("none", "nil") and _is_nullable(path):
+    if str(given).lower() in NOTHING and _is_nullable(path):
         return f"{said}; did you mean {key}=null?"
     is_clock = ":" in str(given) and path[-1].rpartition("_")[2] in UNITS  # 1:30, of hours
     if not is_clock and (said_of := _range_of_words(types, key, given)):

@@ -114,7 +114,8 @@ def find_topology(accelerator_type: str, machine_type: str | None = None) -> Top
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
         wanted = usual_type(accelerator_type)
-        near = [wanted] if wanted in types else difflib.get_close_matches(wanted, types, n=4, cutoff=0.5)
+        begun = [kind for kind in types if kind.startswith(usual_type(f"{accelerator_type}-"))]  # of v5e
+        near = [wanted] if wanted in types else begun[:6] or difflib.get_close_matches(wanted, types, n=4, cutoff=0.5)
         if near:
             raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near)}")
         sized = [kind for kind in types if accelerator_type.isdigit() and kind.endswith(f"-{accelerator_type}")]

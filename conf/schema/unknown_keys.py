@@ -3,7 +3,6 @@
 What is proposed is a key that this config has; a key of another loop or optimizer would be refused next.
 """
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,17 +13,24 @@ from pydantic import BaseModel
 import conf
 from conf.schema.config import Config
 from conf.schema.foreign_keys import FOREIGN, OTHER_FLAGS
-from conf.schema.forms import repaired
+from conf.schema.forms import misspelled, program_line, repaired
 from conf.schema.text_keys import alternatives, types_at, types_below
 
 NEAR = 0.65
 """Least similarity of a key to what was typed."""
-UNLIKELY = ("sweep.", "code.")
-"""Sections whose keys are called as things are elsewhere: params, url, resources."""
+UNLIKELY = ("sweep.", "code.", "model.experts.", "cloud.port", "network.mode")
+"""Keys that are called as things are elsewhere: params, url, resources, port."""
 NEARER = 0.85
 """The same where another section has a key of just that name."""
 FEW = 30
 """Most keys of a section that a message lists."""
+OFF = ("false", "no", "off", "none", "null", "0")
+"""Values that turn another tool's switch off."""
+GENERAL = ("auto", "none", "full")
+"""Choices that say nothing of their key."""
+TRAINING = ("data", "loop", "model", "optimizer")
+OF_PODS = ("tpu.", "cloud.", "budget.")
+"""What is unknown in a section of the training means no key of these."""
 SIMPLE = re.compile(r"[\w.+-]+")
 """A value that stands for itself: no list, sweep or interpolation."""
 
@@ -37,48 +43,74 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
         path: parts of the key.
         given: its value.
     """
-    section, name, inside = path[0], path[-1], "".join(f"{part}." for part in path[:-1])
+    section, name, inside = path[0], _snake(path[-1]), "".join(f"{part}." for part in path[:-1])
     if "." in name and section == "sweep":
         return f"unknown key; a key that the sweep varies stands below params: `{name}: …`"
     if "." in name:
         nested = name.replace(".", ": {") + ": …" + "}" * name.count(".")
         return f"a key of a file has no dots; write {nested}, or a line for each part"
     known = _keys_here(raw, path[:-1])
-    foreign = foreign_keys(raw, name, section)
+    foreign = foreign_keys(raw, name, section, given)
     own = [each for each in foreign if each.startswith(f"{section}.")]
-    if name in Config.model_fields and not own and not difflib.get_close_matches(name, known, n=1, cutoff=0.9):
+    if name in Config.model_fields and not own and not misspelled(name, known, 0.9):
         return f"unknown key; {name} is a section of its own, at the left margin of a file: {name}.…=…"
-    if len(path) == 2 and name == "name" and (folder := Path(conf.__file__).with_name(section)).is_dir():
-        file = given if (folder / f"{given}.yaml").is_file() else "NAME"
-        way = f"{section}={file}, in a file `override /{section}: {file}` in `defaults`"
+    if section == "env" and len(path) == 2 and path[1].isupper():
+        return f"unknown key; did you mean env.vars.{path[1]}, or env.secrets.{path[1]}, which is never recorded?"
+    group = section if len(path) == 2 else next((each for each in Config.model_fields if name.startswith(each)), name)
+    folder = Path(conf.__file__).with_name(group)
+    is_file = re.fullmatch(r"[\w-]+", str(given)) is not None and (folder / f"{given}.yaml").is_file()
+    names_file = len(path) == 2 and (name == "name" or (name == "size" and section in ("model", "tpu")))
+    if len(path) < 3 and folder.is_dir() and (names_file or (is_file and name.startswith(group))):
+        file = given if is_file else "NAME"
+        way = f"{group}={file}, in a file `override /{group}: {file}` in `defaults`"
         return f"unknown key; a file of the group is chosen: {way}"
-    found = find_keys(name, raw, section)
+    found = find_keys(name, raw, section) or (inside_keys(name, raw) if len(path) == 1 else [])
     elsewhere = [each for each in found if each.startswith(f"{section}.") or not each.startswith(UNLIKELY)]
     elsewhere = [each for each in elsewhere if not choices_at(each) or takes(each, given)]
     refusing = {each for each in known if choices_at(f"{inside}{each}") and not takes(f"{inside}{each}", given)}
-    longer = [e for e in known if e.lower() == name.lower() or (e.startswith(f"{name}_") and e not in refusing)]
+    longer = [e for e in known if e == name or (e.startswith(f"{name}_") and e not in refusing)]
     if len(longer) == 1:
         return f"unknown key; did you mean {inside}{longer[0]}?"
     same = own or [each for each in elsewhere if each.startswith(f"{section}.")]
     cutoff = NEARER if elsewhere else NEAR
-    near = [] if same else difflib.get_close_matches(name, known - refusing, n=1, cutoff=cutoff)
-    parts = [f"{section}.{each}" for each in sorted(known) if name.lower() in each.split("_")]
-    of_value = [f"{inside}{each}" for each in sorted(known) if given in choices_at(f"{inside}{each}")]
-    leaves = {key: None for leaf in (given if isinstance(given, dict) else ()) for key in keys_named(str(leaf), raw)}
-    few = (each[: 3 * (len(each) < 4)] for each in (of_value, parts, [*leaves]))
-    meant = same or [f"{inside}{each}" for each in near] or foreign or elsewhere or next(filter(None, few), [])
+    is_foreign = len(path) == 1 and foreign and name in FOREIGN  # so envs is not env
+    near = [] if same or is_foreign else misspelled(name, known - refusing, cutoff)[:1]
+    parts = [f"{inside}{each}" for each in sorted(known) if name.lower() in each.split("_")]
+    if section in TRAINING:
+        foreign = [each for each in foreign if not each.startswith(OF_PODS)]
+    word = str(given).lower()
+    of_value = [f"{inside}{each}" for each in sorted(known) if word in choices_at(f"{inside}{each}")]
+    named = [keys_named(str(leaf), raw, value) for leaf, value in given.items()] if isinstance(given, dict) else []
+    leaves = [*dict.fromkeys(keys[0] for keys in named if len(keys) == 1)]
+    few, parts = of_value[: 3 * (len(of_value) < 4)], parts[: 3 * (len(parts) < 4)]
+    sure = few if len(few) == 1 and word not in GENERAL else []
+    meant = sure or same or [f"{inside}{each}" for each in near] or (parts if not elsewhere else [])
+    of_name = [f"{inside}{each}={name}" for each in sorted(known) if name in choices_at(f"{inside}{each}")]
+    meant = meant or leaves[:3] or of_name[:2] or foreign or elsewhere or few
+    if len(path) == 1 and meant in ([], ["program.command"]) and (line := program_line(str(given))):
+        return f"unknown key; did you mean `{line}`?"
     if meant:
         return f"unknown key; did you mean {' or '.join(each.removesuffix('=…') for each in meant)}?"
-    if said := OTHER_FLAGS.get(f"--{name.replace('_', '-')}"):
+    said = OTHER_FLAGS.get(f"--{name.replace('_', '-')}")
+    if said and name not in FOREIGN:
         return f"unknown key; {said}"
     listed = f"choices: {', '.join(sorted(known))}" if len(known) <= FEW else f"`slipway help {inside[:-1]}` lists them"
     return f"unknown key; {listed}"
 
 
-def keys_named(name: str, raw: Any) -> list[str]:
+def keys_named(name: str, raw: Any, given: Any = True) -> list[str]:
     """Return the dotted keys that a word without a section means, ours or another tool's."""
-    foreign = foreign_keys(raw, name)
-    return [*dict.fromkeys([*foreign, *(find_keys(name, raw) if len(foreign) != 1 else ())])]
+    foreign = foreign_keys(raw, name, given=given)
+    found = [each for each in find_keys(name, raw) if each not in UNLIKELY]
+    return [*dict.fromkeys([*foreign, *(found if len(foreign) != 1 else ())])]
+
+
+def inside_keys(name: str, raw: Any) -> list[str]:
+    """Return the keys that `lora_alpha` or `wandb_entity` means: the last part, inside a section of the first."""
+    section, _, rest = name.partition("_")
+    if rest and types_at((section, rest)):
+        return [f"{section}.{rest}"]
+    return [key for key in find_keys(rest, raw) if section in key.split(".")]
 
 
 def choices_at(key: str) -> list[Any]:
@@ -91,6 +123,8 @@ def choices_at(key: str) -> list[Any]:
 def takes(key: str, given: Any) -> bool:
     """Return whether a key takes a value that was typed for another; one of text takes each, and so do lists."""
     types = types_at((*key.partition("=")[0].split("."),))
+    if types and all(map(is_model, types)) and SIMPLE.fullmatch(str(given)) and given not in ("true", "false"):
+        return str(given) in kinds_of(types)
     is_plain = types and all(each in (int, float, bool) or get_origin(each) is Literal for each in types)
     text = str(given).lower()
     if "=" in key or not is_plain or not SIMPLE.fullmatch(text) or text in ("null", "none"):
@@ -105,11 +139,20 @@ def assignment(keys: str, given: str) -> str:
     return " ".join(key if "=" in key else f"{key}={word or '…'}" for key, word in words)
 
 
-def foreign_keys(raw: Any, name: str, section: str = "") -> list[str]:
-    """Return what another tool's key is called in this config."""
-    meant = FOREIGN.get(name.lower(), "")
+def foreign_keys(raw: Any, name: str, section: str = "", given: Any = True) -> list[str]:
+    """Return what another tool's key is called in this config; of a switch, what its value means."""
+    plain = _snake(name)
+    written = FOREIGN.get(plain) or next((FOREIGN[near] for near in misspelled(plain, FOREIGN, 0.9)), "")
+    meant, is_switch, off = written.partition("|")
+    if is_switch and str(given).lower() in OFF:
+        meant = f"{meant.partition('=')[0]}={off}"
     here = [each for each in meant.split(" or ") if all(_is_here(raw, key) for key in each.split(" and "))]
     return here or find_keys(meant.partition("=")[0].rpartition(".")[2], raw, section)
+
+
+def _snake(name: str) -> str:
+    """Return a name such as maxSteps or max-steps as keys are written."""
+    return re.sub(r"(?<=[a-z\d])(?=[A-Z])", "_", name).replace("-", "_").lower()
 
 
 def _is_here(raw: Any, key: str) -> bool:

@@ -278,9 +278,11 @@ def no_shell_is_needed(config: Config) -> Iterator[Issue]:
             yield Issue(f"{found[0]} stays as it is, since no shell reads it; {cure}", key)
 
 
-@check("unlike_here", "warning", "env.vars.NAME", "program.command", "program.setup")
+@check("unlike_here", "warning", "env.vars.NAME", "program.command", "program.setup", "ssh.user")
 def words_suit_workers(config: Config) -> Iterator[Issue]:
     """Workers lack this machine's paths and root's rights, and nobody answers there. `gs:/` is no address."""
+    if config.cloud.kind != "here" and config.ssh.user == "root":
+        yield Issue("Google's images let nobody log in as root; name another, who can use sudo", "ssh.user")
     for key, argv in _commands(config) if config.cloud.kind != "here" and config.ssh.user != "root" else ():
         if argv and (doubt := root_doubt(argv)):
             yield Issue(doubt, key)

@@ -60,7 +60,7 @@ def no_placeholders(config: Config) -> Iterator[Issue]:
 def bucket_name_is_valid(config: Config) -> Iterator[Issue]:
     """Google rejects other bucket names: https://cloud.google.com/storage/docs/buckets#naming."""
     name = config.cloud.bucket
-    if name is None:
+    if name is None or PLACEHOLDER.search(name):
         return
     if not BUCKET.fullmatch(name) or ".." in name or name.startswith("goog") or "google" in name:
         yield Issue(

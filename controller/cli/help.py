@@ -248,15 +248,14 @@ def run_help(command: Command) -> int:
 
 def _near_topic(word: str) -> str:
     """Return the section or part of a key that a misspelled topic is nearest to; empty if it is nearer to a verb."""
-    import difflib
-
+    from conf.schema.forms import misspelled
     from controller.cli.keys import all_keys
     from controller.config.refusals import keys_called
 
     parts = {part for key in all_keys() for part in key.path.split(".")} - {"NAME"}
     if meant := keys_called(word):
         return meant[0].partition(" ")[0].partition("=")[0]
-    near = difflib.get_close_matches(word.lower(), [*VERBS, *sorted(parts)], n=1)
+    near = misspelled(word.lower(), [*VERBS, *sorted(parts)])
     return near[0] if near and near[0] not in VERBS else ""
 
 

@@ -35,7 +35,8 @@ OTHER_VERBS = {
     **dict.fromkeys(("sweep", "multirun", "grid"), "-m +experiment=NAME key=a,b"),
     **dict.fromkeys(("test", "simulate", "dry"), "rehearse"),
     **dict.fromkeys(("port-forward", "tunnel", "proxy"), "forward"),
-    **dict.fromkeys(("tb", "curves"), "tensorboard"), **dict.fromkeys(("sample", "infer", "eval"), "generate"),
+    **dict.fromkeys(("tb", "curves"), "tensorboard"), "cloud": "localcloud",
+    "emulator": "localcloud", **dict.fromkeys(("sample", "infer", "eval"), "generate"),
     **dict.fromkeys(("memory", "estimate", "compile"), "fit"),
 }  # fmt: skip
 """Verbs of SkyPilot, dstack, gcluster, Kubernetes, Docker and Terraform, and what they are here."""
@@ -54,9 +55,11 @@ def unknown_verb(word: str, verbs: Sequence[str], argv: Sequence[str]) -> Config
 
     argv: all words of the line.
     """
-    near = difflib.get_close_matches(word, verbs, n=1)
+    from conf.schema.forms import misspelled
+
+    near = misspelled(word, verbs)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    if not near and (near := difflib.get_close_matches(word, config_groups(Path.cwd() / "slipway")["experiment"], n=1)):
+    if not near and (near := misspelled(word, config_groups(Path.cwd() / "slipway")["experiment"])):
         hint = f"did you mean +experiment={near[0]}? "
     if word.lower() in OTHER_VERBS:
         meant = OTHER_VERBS[word.lower()]
@@ -111,6 +114,8 @@ def _problem_of_value(words: Sequence[str]) -> str:
     found = next((found for count in (1, 2, 3) if (found := SEPARATED.fullmatch(" ".join(words[:count])))), None)
     if not found or (found[2] != "=" and "." not in found[1] and found[1] not in config_groups(Path.cwd() / "slipway")):
         return ""
+    if not found[2] and found[1] == "cloud" and found[3] not in config_groups(Path.cwd() / "slipway")["cloud"]:
+        return ""  # `cloud start`, which is a verb
     sign = "+" if found[1] == "experiment" else ""
     meant = "" if _is_key(found[1]) else _key_called(found[1], found[3])
     return f"{found[0]!r} is not how a value is set; did you mean {meant or f'{sign}{found[1]}={found[3]}'}?"
@@ -123,6 +128,8 @@ def unknown_words(
 
     arguments: all words of the line that are no overrides. overrides: the others, whose config has the keys.
     """
+    from conf.schema.forms import misspelled
+
     names = [name for flag in flags for name in flag.names if name.startswith("-")]
     known = [*names, "--help", *(["--version"] if verb == "up" else [])]
     problems = []
@@ -134,12 +141,12 @@ def unknown_words(
         behind = arguments[arguments.index(word) + 1 :][:1]
         value = value or next((each for each in behind if not each.startswith("-")), "…")
         near = [name for name in known if name.startswith(flag)]
-        near = near or difflib.get_close_matches(flag, known, n=1, cutoff=0.7)
+        near = near or misspelled(flag, known, 0.7)
         key = _key_called(flag, value, overrides) if VERBS[verb].config else ""
         alone = any(each.names == (flag.lstrip("-"),) for each in flags)
         elsewhere = [name for name, each in VERBS.items() if any(flag in one.names for one in each.flags)]
         hint = f"write it alone: {value}" if alone else f"did you mean {near[0]}?" if near else ""
-        is_sure = bool(difflib.get_close_matches(flag, near, n=1, cutoff=0.9))
+        is_sure = bool(misspelled(flag, near[:1], 0.9))
         hint = f"did you mean {key}?" if key and not alone and not is_sure else hint
         if elsewhere and not key and not alone:
             hint = f"it is a flag of {', '.join(elsewhere)}; flags: {', '.join(names)}"
@@ -171,6 +178,7 @@ def _key_called(word: str, value: str, overrides: Sequence[str] = ()) -> str:
 
 def wrong_word(word: str) -> str:
     """Say what a word means that is no name of a run: a key, a file, or a program; empty if nothing is known."""
+    from conf.schema.forms import program_line
     from controller.config.grammar_errors import malformed_key
 
     key, equals, value = word.partition("=")
@@ -180,7 +188,7 @@ def wrong_word(word: str) -> str:
     if "://" in word:
         run = next((part for part in word.split("/") if RUN_ID.search(part)), "")
         return f"{word} is an address; name the run: {run or 'its id, which `slipway runs` lists'}"
-    if (pair := re.fullmatch(rf"({KEY}):(\S+)", word)) and (meant := _key_called(pair[1], pair[2])):
+    if (pair := re.fullmatch(rf"({KEY}):=?(\S+)", word)) and (meant := _key_called(pair[1], pair[2])):
         return f"{word!r} is not how a value is set; did you mean {meant}?"
     if equals:
         return malformed_key(plain, value) or f"{key!r} is no key; write key=value without spaces around ="
@@ -188,8 +196,8 @@ def wrong_word(word: str) -> str:
         group = Path(word).parent.name
         group = group if group in config_groups(Path.cwd() / "slipway") else "experiment"
         return f"{word!r} is a file; did you mean {'+' * (group == 'experiment')}{group}={Path(word).stem}?"
-    if word.endswith((".py", ".sh")):
-        return f"{word!r} is a program; did you mean `slipway run -- {'python' if word[-1] == 'y' else 'bash'} {word}`?"
+    if line := program_line(word):
+        return f"{word!r} is a program; did you mean `{line}`?"
     if re.fullmatch(rf"{KEY}(?:@\S*)?", plain) and _is_key(plain):
         return f"{word} is a key; write {word}=VALUE, or see `slipway help {plain}`"
     return ""
@@ -278,9 +286,11 @@ def find_run(word: str, state: Callable[[], Path], verb: str = "") -> str:
     hint = f"did you mean {near[0]!r}? " if near else ""
     hint = f"did you mean {chosen}? " if (chosen := _choice_called(word)) else hint
     hint = f"the verb comes first, and once: slipway {word} …; " if word in VERBS else hint
-    if verb in ("exec", "ssh") and not hint:
-        worker = WORKER.fullmatch(word)
-        hint = f"did you mean --worker {worker[1]}? " if worker else f"a command stands behind --: {verb} -- {word}; "
+    takes_worker = verb in VERBS and any("--worker" in flag.names for flag in VERBS[verb].flags)
+    if not hint and takes_worker and (worker := WORKER.fullmatch(word)):
+        hint = f"did you mean --worker {worker[1]}? "
+    elif verb in ("exec", "ssh") and not hint:
+        hint = f"a command stands behind --: {verb} -- {word}; "
     raise ConfigError(
         f"no run has the id or name {word!r} on this machine; {hint}`slipway runs` lists them, with --refresh those of "
         "other machines too"

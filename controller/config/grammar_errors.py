@@ -36,7 +36,7 @@ def typed_secrets(argv: Sequence[str]) -> Iterator[str]:
     found: set[str] = set()
     for word, *behind in zip(argv, [*argv[1:], ""], [*argv[2:], "", ""], strict=False):
         key, sign, value = word.partition("=" if "=" in word.partition(":")[0] else ":")
-        if HOLDS_SECRET.fullmatch(key.strip()):
+        if HOLDS_SECRET.fullmatch(key.strip()) and (sign or key not in ("env", "notify") or behind[0] in ("=", ":")):
             given = value if sign and value else " ".join(behind) if behind[0] in ("=", ":") else behind[0]
             found |= {
                 given,

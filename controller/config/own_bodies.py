@@ -48,6 +48,7 @@ def wrong_body(file: OwnFile, groups: Groups, base: Groups) -> Iterator[str]:
 def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str:
     """Return what is wrong with a key of the whole config that a file sets: a group, or no section at all."""
     from conf.schema.config import Config
+    from conf.schema.text_keys import types_at
     from conf.schema.unknown_keys import unknown_key
 
     is_known, is_null = name in Config.model_fields, value.tag == NULL
@@ -60,6 +61,9 @@ def _wrong_top(name: str, value: yaml.Node, groups: Groups, base: Groups) -> str
     if name in base and isinstance(value, yaml.ScalarNode) and not is_null:
         if closed_up(value.value) or WRONG_SPACE.search(value.value):
             return ""  # `wrong_shapes` says it
+        word, _, rest = value.value.partition(" ")
+        if rest and types_at((name, word)):
+            return f"{name}: a colon is missing: `{word}: {rest}`"
         says = "" if value.value in groups[name] else f"; choices: {', '.join(groups[name])}"
         return f"{name} is a group; put `- override /{name}: {value.value}` under `defaults`{says}"
     if name in base and not is_known and not is_null:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 import conf
-from conf.schema.forms import near_choices
+from conf.schema.forms import misspelled, near_choices, program_line
 from conf.schema.topology import tpu_type_table, usual_type
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _wrong_default(file: OwnFile, key: yaml.Node, value: yaml.Node, folder: Path
     if "/" in group or (folder / file.group / group).is_dir():
         return ""
     if group not in groups:
-        near = difflib.get_close_matches(group, groups, n=1)
+        near = misspelled(group, groups)
         hint = f"did you mean {' '.join([*words, f'/{near[0]}'])}? " if near else ""
         return f"{group}: unknown group; {hint}groups: {', '.join(groups)}"
     if "override" in words and group not in base:
@@ -152,13 +152,15 @@ def kind_of(node: yaml.Node) -> str:
 def wrong_name(group: str, name: str, folder: Path | None, groups: Groups) -> str:
     """Say that a group has no such file, what is meant, and the choices; for the command line and files alike."""
     stem = re.sub(r"\.ya?ml$", "", name, flags=re.IGNORECASE).rpartition("/")[2]
-    near = [each for each in groups[group] if each.lower() == stem.lower()]
+    near = [each for each in groups[group] if each.lower() == stem.lower().replace("-", "_")]
     near = near or near_choices(usual_type(stem), groups[group])
+    near = near or [each for each in groups[group] if group == "tpu" and each.startswith(usual_type(f"{stem}_"))]
     near.sort(key=lambda each: not {*SIZE.findall(stem)} <= {*SIZE.findall(each)})
     hint = f"did you mean {group}={near[0]}? " if near else ""
     kind = usual_type(stem).replace("_", "-")
     if group == "tpu" and (not near or near[0].replace("_", "-") != kind) and kind in tpu_type_table()["types"]:
         hint = f"set tpu.accelerator_type={kind}; "
+    hint = f"did you mean `{line}`? " if (line := program_line(name)) else hint
     hint = f"~{group} removes it; " if name.lower() == "null" else hint
     if "/" not in name or stem not in groups[group]:
         hint = f"{found}; " if (found := _elsewhere(folder, group, stem, groups)) else hint

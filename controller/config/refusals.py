@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,14 +44,17 @@ def explained(
 def several_values(key: str, value: str) -> str:
     if is_secret(key):
         return hidden(key, "has several values, which are not shown")
-    from conf.schema.forms import expected
+    from conf.schema.forms import THOUSANDS, expected
     from conf.schema.text_keys import types_at
 
     types = types_at((*key.split("."),))
     cure = "an interval is for sweep.search, with -m" if "interval(" in value else "for a sweep add -m"
     listed = f", for a list write '{key}=[{value}]'" if not types or expected(types).startswith("a list") else ""
+    listed = f""", for one text '{key}="{value}"'""" if {*types} == {str} and '"' not in value else listed
     decimal = f", for a decimal write a point: {key}={value.replace(',', '.')}"
     point = decimal if float in types and re.fullmatch(r"\d+,\d+", value) else ""
+    if {int, float} & {*types} and THOUSANDS.fullmatch(value):
+        point = f", for thousands no comma: {key}={value.replace(',', '')}"
     return f"{key}: {value!r} is several values; {cure}{listed}{point}"
 
 
@@ -124,6 +126,8 @@ def _wrong_choice(
 ) -> str:
     """Return what is wrong with an override that chooses a file of a group; empty if nothing is."""
     from conf.schema.foreign_keys import OTHER_FLAGS
+    from conf.schema.forms import misspelled, program_line
+    from conf.schema.text_keys import types_at
     from controller.config.own_defaults import wrong_name
 
     key, equals, value = override.lstrip("+~").partition("=")
@@ -131,13 +135,19 @@ def _wrong_choice(
     if "." in group or not equals:
         return ""
     if group not in choices:
-        others = [word for word in overrides if word != override]
-        if meant := keys_meant(key, value, others, extra_dir):
+        begun = [group for group, names in choices.items() if key.startswith(group) and value in names]
+        if begun and not types_at((begun[0], key.removeprefix(begun[0]).lstrip("_"))):
+            return f"{key}: unknown group; did you mean {'+' * (begun[0] == 'experiment')}{begun[0]}={value}?"
+        meant = keys_meant(key, value, [word for word in overrides if word != override], extra_dir)
+        if (line := program_line(value)) and (not meant or meant[0].startswith("program.")):
+            return f"{key}: unknown group; did you mean `{line}`?"
+        near = [group for group, names in choices.items() if value in names]
+        if meant and not (len(near) == 1 and meant[0].endswith("=…")):
             return f"{key}: unknown group; did you mean {' or '.join(meant)}?"
         if said := OTHER_FLAGS.get(f"--{key.replace('_', '-')}"):
             return f"{key}: unknown group; {said}"
-        near = [group for group, names in choices.items() if value in names]
-        near = near if len(near) == 1 else difflib.get_close_matches(key, choices, n=1)
+        longer = misspelled(key, choices) or [each for each in choices if each.startswith(key)]
+        near = near if len(near) == 1 else longer if len(key) > 4 else []  # mode is not model
         hint = f"did you mean {near[0]}={value if value in choices[near[0]] else '…'}? " if near else ""
         said = "a key stands behind its section, as in loop.steps=300"
         return f"{key}: unknown group; {hint}{said}; groups: {', '.join(choices)}"
@@ -155,24 +165,23 @@ def keys_meant(name: str, value: str, overrides: Sequence[str], extra_dir: Path 
     raw = None
     with suppress(ConfigError):  # then keys of any config are better than none
         raw = compose_raw(overrides, extra_dir=extra_dir) if overrides else None
-    meant = keys_called(name, raw) or keys_called(name)
-    return [assignment(each, value) for each in [each for each in meant if takes(each, value)] or meant]
+    meant = keys_called(name, raw, value) or keys_called(name, given=value)
+    taking = [each for each in meant if takes(each, value)] or (meant if len(meant) == 1 else [])
+    return [assignment(each, value) for each in taking]
 
 
-def keys_called(name: str, raw: Any = None) -> list[str]:
+def keys_called(name: str, raw: Any = None, given: Any = True) -> list[str]:
     """Return the dotted keys that a word without a section means: `lr`, `wandb_entity`, `loop/steps`, `max_steps`.
 
     raw: the composed data, which have the keys; None: keys of any config.
     """
     from conf.schema.text_keys import types_at
-    from conf.schema.unknown_keys import find_keys, keys_named
+    from conf.schema.unknown_keys import inside_keys, keys_named
 
     dotted = name.replace("/", ".")
     if "." in dotted:
         return [dotted] if types_at((*dotted.split("."),)) else []
-    section, _, rest = name.partition("_")
-    inside = [key for key in find_keys(rest, raw) if section in key.split(".")]
-    return keys_named(name, raw) or inside
+    return keys_named(name, raw, given) or inside_keys(name, raw)
 
 
 def _parse_error(override: str) -> Exception | None:

@@ -22,6 +22,7 @@ INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 PYTHON_OPTION = re.compile(r"-[bBdEhiIOPqsSuvVx]*(?P<option>[mcXW])(?P<value>.*)|--check-hash-based-pycs", re.DOTALL)
 SHELL_OPTION = re.compile(r"[-+][a-zA-Z]*?(?P<option>[coO])[a-zA-Z]*(?P<value>)|--(rcfile|init-file)")
 """Options of an interpreter that take a word: the next one, unless it is attached."""
+TELLS = re.compile(r"-[VhH?]+|--(version|help)[\w-]*")  # options that only say something of an interpreter
 SCRIPT_SUFFIXES = (".py", ".sh", ".bash", ".pl", ".jl")
 SHELL_OPERATORS = frozenset(["&&", "||", "|", ";", "&", ">", ">>", "<", "<<", "<<<", "2>", "2>>", "2>&1", "&>", "|&"])
 SHELL_WORDS = SHELL_OPERATORS | {
@@ -39,8 +40,9 @@ ON_WORKERS = WRAPPERS | {
     *("xargs", "make", "gcloud", "gsutil", "docker", "uv", "uvx", "git", "curl", "nproc", "lscpu", "free")
 }
 """Programs that a TPU VM's image has, or Slipway puts there, whether this machine has them or not."""
-LAUNCHERS = frozenset(["torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun"])
-"""Programs that start a Python program on each device or machine, as Slipway does on each worker."""
+LAUNCHERS = frozenset(["torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "conda", "poetry", "pipenv"])
+"""Programs that start a Python program on each device or machine, as Slipway does on each worker, or in a venv."""
+OF_TERMINAL = frozenset(["tmux", "screen", "vi", "vim", "nano", "less", "top", "htop"])  # which wait for somebody
 ENTER = ("sh", "-c", 'cd "$1" && shift && exec "$@"', "sh")
 """Words that start the words behind a folder in that folder."""
 SHELL_SYNTAX = frozenset("$`*?~\n;&|<>(){}")
@@ -65,6 +67,8 @@ def shell_line(argv: Sequence[str]) -> tuple[str, str] | None:
             words = []
         plain = words and not shell_line(words) and not set(first) & set("$`*?~\n")
         return f"{first!r} is one word, and no program's name", shlex.join(words if plain else ["bash", "-c", first])
+    if first == "--" and argv[1:]:
+        return "-- stands twice", shlex.join(argv[1:])
     line = " ".join(word if word in SHELL_WORDS or word == first else shlex.quote(word) for word in argv)
     if len(first.split()) > 1:
         return f"{first!r} is no program's name", shlex.join(["bash", "-c", line])
@@ -105,14 +109,11 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
 
 
 def program_problem(argv: Sequence[str], folder: Path, root: Path, *, bare: bool) -> str:
-    """Return why a worker could not start the words, which are for no shell, or would not have what they name.
-
-    Empty if it could, as far as this machine can tell.
+    """Return why a worker could not start the words, which are for no shell, or lack what they name; else empty.
 
     Args:
         argv: the words.
-        folder: where they start.
-        root: the code that is shipped, with `folder` in it.
+        folder, root: where they start, and the code that is shipped, with the folder in it.
         bare: whether nothing but Slipway's packages and what the repository has is installed.
     """
     if not argv[0].strip():
@@ -159,8 +160,6 @@ def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool, 
 
     Args:
         argv: as for `program_problem`, which finds no fault with it; so are folder and root.
-        folder: where they start.
-        root: the code that is shipped.
         here: whether this machine's files are the workers' too.
         certain: whether no earlier words can make or fill files.
     """
@@ -168,6 +167,8 @@ def program_doubt(argv: Sequence[str], folder: Path, root: Path, *, here: bool, 
     script = script_of(words) or ""
     if PLACEHOLDER in script:
         return ""
+    if words[0] in OF_TERMINAL:
+        return f"{words[0]}: needs a terminal, and a run has none; `slipway ssh` opens a shell on a worker"
     plain = words[0] == "make" and not any(word[:1] == "-" for word in words)
     if certain and plain and (said := _make_problem(words[1:], folder)):
         return f"make: {said}"
@@ -206,9 +207,9 @@ def _option_problem(words: Sequence[str]) -> str:
     if not _is_interpreter(words[0]):
         return ""
     option, word = _entry(words)
-    if len(words) == 1:
+    if option in ("", "-") and word is None and not any(TELLS.fullmatch(each) for each in words[1:]):
         file = "train.py" if "python" in words[0] else "run.sh"
-        return f"{words[0]}: has nothing to run; name a file, such as {words[0]} {file}"
+        return f"{shlex.join(words)}: has nothing to run; name a file, such as {words[0]} {file}"
     if option in ("-c", "-m") and word is None:
         return f"{option}: nothing is behind it; name {'a module' if option == '-m' else 'what to run'}"
     module = word or ""
@@ -221,14 +222,13 @@ def _option_problem(words: Sequence[str]) -> str:
 def _start_problem(words: Sequence[str], path: Path) -> str:
     """Return why a file cannot be started so; empty if it can."""
     first, script = Path(words[0]).name, script_of(words) or ""
+    by = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(path.suffix)
     if _is_interpreter(words[0]):
-        other = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(path.suffix)
-        if other is None or (other == "python") == first.startswith("python"):
+        if by is None or (by == "python") == first.startswith("python"):
             return ""
-        return f"{script}: is not for {first}; use: {shlex.join([other, script])}"
+        return f"{script}: is not for {first}; use: {shlex.join([by, script])}"
     if path.is_dir():
         return f"{script}: is a folder, which only python starts; use: python {shlex.quote(script)}"
-    by = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(path.suffix)
     cure = f"use: {shlex.join([by, *words])}" if by else f"run chmod +x {shlex.quote(script)}"
     with path.open("rb") as stream:
         head = stream.readline(256)
@@ -369,8 +369,8 @@ def word_after(argv: Sequence[str], option: str) -> str | None:
 
 def shell_text(argv: Sequence[str]) -> str:
     """Return the line that the words give to a shell, as behind `-c` and `-lc`; empty if they give none."""
-    is_shell = _is_interpreter(argv[0]) and not Path(argv[0]).name.startswith("python")
-    return (is_shell and word_after(argv, "-c")) or ""
+    is_python = Path(argv[0]).name.startswith("python")
+    return "" if is_python or not _is_interpreter(argv[0]) else word_after(argv, "-c") or ""
 
 
 def _entry(argv: Sequence[str]) -> tuple[str, str | None]:

@@ -110,6 +110,8 @@ def _require_one_place(overrides: Sequence[str], sweep: Sweep, swept: set[str]) 
     swept_words = [(prefix[:-1].lstrip("+"), prefix) for prefix in swept]
     for place, word in (*in_cases, *in_params, *swept_words):
         key = word.lstrip("+~").partition("=")[0]
+        if (own := key.removeprefix("sweep.params.")) != key:
+            raise ConfigError(f"{place}: `params` is of files; on the command line the key itself varies: {own}=…,…")
         if key.startswith("sweep."):
             raise ConfigError(
                 f"{place}: {key} is of the whole sweep and has one value; write it beside the others: {key}=…"

@@ -117,7 +117,7 @@ def feed_forward(
         out = _computed(rows, chosen, shares, own, cfg)
     else:
         extra = meshes.padding("batch", len(rows))
-        given = [jnp.pad(part, ((0, extra), (0, 0))) for part in (rows, chosen, shares)]
+        padded = partial(jnp.pad, pad_width=((0, extra), (0, 0)))
         by_row = meshes.partition_spec("batch", None)
         per_device = jax.shard_map(
             partial(_computed, cfg=cfg, is_split=True),
@@ -125,7 +125,7 @@ def feed_forward(
             out_specs=by_row,
             check_vma=False,
         )
-        out = per_device(*given, own)[: len(rows)]
+        out = per_device(padded(rows), padded(chosen), padded(shares), own)[: len(rows)]
     if down_bias is not None:
         of_experts = (shares[..., None] * jax.nn.one_hot(chosen, cfg.experts.count)).sum(axis=1)
         added = jnp.matmul(of_experts, down_bias, precision=lax.Precision.HIGHEST)

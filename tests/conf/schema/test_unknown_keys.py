@@ -2,6 +2,7 @@
 
 import pytest
 
+from conf.schema.forms import misspelled
 from conf.schema.unknown_keys import unknown_key
 from conf.schema.validation import validate
 from controller.config.compose import compose_raw
@@ -40,11 +41,39 @@ def test_a_section_that_is_misspelt_is_named_as_keys_are(key: str, meant: str) -
         ("model.zzz", 1, "`slipway help model` lists them"),
         ("run.zzz", 1, "choices: compile_cache, name, seed, state_dir"),
         ("checkpoint.resume", True, "the same command again resumes a run, from its last checkpoint"),
+        ("tpu.spot", False, "did you mean tpu.capacity=on_demand?"),
+        ("tpu.spot", True, "did you mean tpu.capacity=spot?"),
+        (
+            "env.WANDB_PROJECT",
+            "x",
+            "did you mean env.vars.WANDB_PROJECT, or env.secrets.WANDB_PROJECT, whi",
+        ),
+        ("ssh.timeout", 30, "did you mean ssh.connect_timeout_seconds or ssh.ready_timeout_seconds?"),
+        ("optimizer.type", "AdamW", "did you mean optimizer.kind?"),
+        ("loop.maxNewTokens", 9, "did you mean loop.max_new_tokens?"),
+        ("data.num_workers", 4, "choices: bos, chat_template, chat_template_kwargs, eos, kind, largest_first"),
+        ("data.dataset", "gsm8k", "a file of the group is chosen: data=gsm8k, in a file `override /data: gsm8k`"),
+        ("dataset_name", "gsm8k", "a file of the group is chosen: data=gsm8k, in a file `override /data: gsm8k`"),
+        ("lora_target_modules", ["x"], "did you mean model.lora.target_modules?"),
+        ("service", {"replicas": 2, "type": "x"}, "did you mean mesh.data?"),
+        ("cleanup.keep", True, "did you mean cleanup.on_failure=keep or cleanup.on_success=keep?"),
+        ("tpu.count", 2, "choices: accelerator_type, adopt, boot_disk_gb"),
+        ("tpu.generation", "v6e", "choices: accelerator_type, adopt, boot_disk_gb"),
+        ("data.file", "x.jsonl", "choices: bos, chat_template"),
+        ("envs", {"A": "1"}, "did you mean env.vars?"),
+        ("code.include", "src", "choices: checks, exclude, max_mb, modules, repository, resources, stand_in"),
+        ("ssh.port", 22, "choices: connect_timeout_seconds, host_keys, method, os_login, ready_timeout_seconds, user"),
+        (
+            "model.size",
+            "2b",
+            "a file of the group is chosen: model=NAME, in a file `override /model: NAME` in `defaults`",
+        ),
+        ("script", "train.py", "did you mean `slipway run -- python train.py`?"),
         ("training", {"max_steps": 3, "lr": 1}, "did you mean loop.steps or optimizer.lr?"),
     ],
 )
 def test_an_unknown_key_is_meant_by_its_name_and_its_value(key: str, given: object, said: str) -> None:
-    assert unknown_key(compose_raw(TINY), key.split("."), given) == f"unknown key; {said}"
+    assert unknown_key(compose_raw(TINY), key.split("."), given).startswith(f"unknown key; {said}")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +103,36 @@ def test_what_is_proposed_is_accepted(word: str, said: str) -> None:
     except ConfigError as error:  # where Hydra refuses it already
         found = error.problems
     assert found[0].startswith(f"{word.partition('=')[0]}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "is_meant"),
+    [
+        ("stepz", "steps", True),
+        ("temprature", "temperature", True),
+        ("maxsteps", "max_steps", True),
+        ("num_layer", "num_layers", True),
+        ("disk_gb", "boot_disk_gb", True),
+        ("boot_disk_size_gb", "boot_disk_gb", True),
+        ("--folow", "--follow", True),
+        ("include", "exclude", False),
+        ("min_hours", "max_hours", False),
+        ("autoscale", "scale", False),
+        ("size", "vocab_size", False),
+        ("idle_hours", "idle_minutes", False),
+        ("nonsense_word", "open_to_world", False),
+    ],
+)
+def test_a_misspelling_is_no_other_word(word: str, name: str, is_meant: bool) -> None:
+    assert misspelled(word, [name]) == [name] * is_meant
+
+
+@pytest.mark.parametrize("word", ["unlimited", "inf", "Infinite", "none", "never", "-1"])
+@pytest.mark.parametrize("key", ["budget.max_usd", "tpu.max_run_hours", "cleanup.idle_minutes"])
+def test_no_limit_is_null(key: str, word: str) -> None:
+    [said] = problems_of(*TINY, f"{key}={word}")
+    assert said.startswith((f"{key}: must be a number, not ", f"{key}: input should be greater"))
+    assert said.endswith(f"; did you mean {key}=null?")
 
 
 @pytest.mark.parametrize(

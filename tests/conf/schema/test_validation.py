@@ -354,7 +354,7 @@ COMMAND = ["program=command", "program.command=[a]"]
             [*TINY, "loop.sampler.temperature=1"],
             "loop.sampler.temperature: unknown key; did you mean loop.temp",
         ),
-        ([*TINY, "loop.batch_siz=1"], "loop.batch_siz: unknown key; did you mean loop.micro_batch_size?"),
+        ([*TINY, "loop.batch_siz=1"], "loop.batch_siz: unknown key; did you mean loop.prompts_per_step?"),
         ([*TINY, "optimizer.warmup_steps=1"], "optimizer.warmup_steps: unknown key; did you mean optimizer.schedule.w"),
         ([*TINY, "optimizer.momentum_schedul=1"], "optimizer.momentum_schedul: unknown key; choices: "),
         (

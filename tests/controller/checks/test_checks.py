@@ -87,6 +87,7 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ([*GCP, "program.command=[x,--zone,???]"], "placeholder: error program.command: '???' in"),
         ([*GCP, "env.vars.R=???"], "placeholder: error env.vars.R: '???' in '???' is a placeholder"),
         ([*GCP, "env.vars={A: a, R: ???}"], "placeholder: error env.vars.R: '???' in '???' is a placeholder"),
+        ([*GCP, "cloud.bucket=My_Bucket"], "placeholder: error cloud.bucket: 'My_Bucket' in"),
         ([*LM, "data.path=???"], "placeholder: error data.path: '???' is no value: set one"),
         ([*GRPO, "model.weights=???"], "placeholder: error model.weights: '???' is no value: set one"),
         ([*GCP, 'env.vars={B: "gs://nanochat-training-data-2026/x"}'], "placeholder: error env.vars.B: nanochat-train"),

@@ -53,6 +53,8 @@ from tests.controller.config.test_refusals import GLOBAL, QUICKSTART
         ("budget.max_usd=20€", r"budget\.max_usd: '20€' cannot be parsed; it must be a number$"),
         ("optimizer.lr=10^-3", r"'10\^-3' cannot be parsed; it must be a number: 'optimizer\.lr=0\.001'$"),
         ("run.notes=Größe(", r"cannot be parsed; the \( is not closed$"),
+        ("loop.steps=1,000", r"is several values; for a sweep add -m, for thousands no comma: loop\.steps=1000$"),
+        ("env.vars.A=tpu,cpu", r"is several values; for a sweep add -m, for one text 'env\.vars\.A=\"tpu,cpu\"'$"),
         ("loop.steps=1,2", r"is several values; for a sweep add -m$"),
         (
             "loop.temperature=0,7",

@@ -7,6 +7,7 @@ import pytest
 from controller.config.compose import compose, compose_raw, compose_variants
 from controller.core.errors import ConfigError
 
+TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
 GLOBAL = "# @package _global_\n"
 
 
@@ -324,3 +325,64 @@ def test_wandb_is_on_with_what_it_needs(value: str) -> None:
         "mine" if "mine" in value else "slipway",
     )
     assert compose([QUICKSTART, "logging.wandb=false"])[0] == compose([QUICKSTART])[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("dataset=gsm8k", "data=gsm8k"),
+        ("model_name=gemma2_2b", "model=gemma2_2b"),
+        ("experiment_name=quickstart", "+experiment=quickstart"),
+        ("data_path=gsm8k", "data.path=gsm8k"),
+        ("dataset=./file.jsonl", "data.path=./file.jsonl"),
+        ("spot=false", "tpu.capacity=on_demand"),
+        ("preemptible=true", "tpu.capacity=spot"),
+        ("use_wandb=no", "logging.wandb=false"),
+        ("report_to=none", "logging.wandb=false"),
+        ("script=train.py", "`slipway run -- python train.py`"),
+        ("entrypoint=scripts/run.sh", "`slipway run -- bash scripts/run.sh`"),
+        ("tpu_name=mine", "tpu.name=mine"),
+        ("checkpoint_every=50", "checkpoint.save_interval=50"),
+    ],
+)
+def test_a_word_leads_to_what_does_the_same_here(word: str, meant: str) -> None:
+    assert refusal([word]) == f"{word.partition('=')[0]}: unknown group; did you mean {meant}?"
+
+
+def test_a_file_of_a_group_comes_before_a_section_that_takes_no_word() -> None:
+    assert refusal(["policy=gemma2_2b"]).startswith("policy: unknown group; did you mean model=gemma2_2b? ")
+    assert refusal(["wandb=true"]) == "wandb: unknown group; did you mean logging.wandb=true?"
+
+
+@pytest.mark.parametrize("word", ["autoscale=true", "mode=train", "port=22", "include=src", "clouds=many"])
+def test_another_word_is_no_misspelling(word: str) -> None:
+    key = word.partition("=")[0]
+    near = "did you mean cloud=…? " if key == "clouds" else ""
+    assert refusal([word]).startswith(f"{key}: unknown group; {near}a key stands behind its section, as in loop.steps")
+
+
+def test_a_section_is_led_to_its_key_and_a_type_to_its_sizes(tmp_path: Path) -> None:
+    for word, said in (
+        ("budget=20", "budget: is a section with keys, not '20'; did you mean budget.max_usd=20; keys: "),
+        ("logging=wandb", "logging: is a section with keys, not 'wandb'; did you mean logging.wandb=…; keys: "),
+        ("cleanup=keep", "did you mean cleanup.on_failure=keep or cleanup.on_success=keep; keys: "),
+        ("sweep.search=random", "not 'random'; did you mean sweep.search.method=random; keys: method, metric"),
+        ("run=train.py", "run: is a section with keys, not 'train.py'; did you mean `slipway run -- python train.py`"),
+        ("tpu=v5e", "tpu: no tpu named 'v5e'; did you mean tpu=v5litepod_1? choices: "),
+        ("tpu=v4-8", "tpu: no tpu named 'v4-8'; did you mean tpu=v4_8? choices: "),
+        ("tpu.accelerator_type=v5e", "unknown type 'v5e'; closest: v5litepod-1, v5litepod-4, v5litepod-8, "),
+    ):
+        try:
+            problems = [str(problem) for problem in compose([*TINY, word])[1]]
+        except ConfigError as error:
+            problems = error.problems
+        assert said in problems[0], word
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{GLOBAL}defaults: [quickstart]\nloop:\n  steps 3\n")
+    assert refusal(["+experiment=mine"], tmp_path).endswith("line 3: loop: a colon is missing: `steps: 3`")
+
+
+def test_a_program_is_no_file_of_a_group() -> None:
+    said = "program: no program named 'train.py'; did you mean `slipway run -- python train.py`? choices: command"
+    assert refusal(["program=train.py"]).startswith(said)
+    assert refusal(["image=python:3.11"]).startswith("image: unknown group; the VM's image is set with tpu.runtime")

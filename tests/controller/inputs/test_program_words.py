@@ -9,6 +9,7 @@ import pytest
 from controller.checks.project import command_can_start
 from controller.core.errors import ConfigError
 from controller.inputs.own_program import OwnProgram, quote_words
+from controller.inputs.program_words import program_doubt
 from tests.composed import config_of
 
 
@@ -64,6 +65,10 @@ PROGRAMS = {
         (["make", "-C", "lab"], None),
         (["python"], "error python: has nothing to run; name a file, such as python train.py"),
         (["bash"], "error bash: has nothing to run; name a file, such as bash run.sh"),
+        (["bash", "-l"], "error bash -l: has nothing to run; name a file, such as bash run.sh"),
+        (["zsh", "-s"], "error zsh -s: has nothing to run; name a file, such as zsh run.sh"),
+        (["python", "-u"], "error python -u: has nothing to run; name a file, such as python train.py"),
+        (["python3", "-"], "error python3 -: has nothing to run; name a file, such as python3 train.py"),
         (["python", "-V"], None),
         (["python", "-m", "nosuch.train"], "error -m nosuch.train: "),
         (
@@ -231,3 +236,10 @@ def test_what_other_words_may_make_or_use_is_less_certain(
     assert alone == ["error program.command: program=trainer does not run it; add program=command, or leave it out"]
     beside = said("+experiment=quickstart", "program.command=[python,made.py]")
     assert beside == ["warning program.command: program=trainer does not run it; add program=command, or leave it out"]
+
+
+@pytest.mark.parametrize("words", [["tmux"], ["vim", "train.py"], ["env", "A=1", "python", "train.py"]])
+def test_a_run_has_no_terminal(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()\n")
+    said = program_doubt(words, tmp_path, tmp_path, here=False)
+    assert said.startswith(f"{words[0]}: needs a terminal, and a run has none; `slipway ssh`") is (words[0] != "env")

@@ -138,6 +138,7 @@ def test_what_a_sweep_cannot_hold_is_refused_with_the_cure(word: str, said: str)
             r"^sweep\.params\.sweep\.pods: sweep\.pods is of the whole sweep and has one",
         ),
         ([], {"cases": {"d": ["sweep.retries=0"]}}, r"^sweep\.cases\.d: sweep\.retries is of the whole sweep"),
+        (["sweep.params.optimizer.lr=1,2"], {}, r"on the command line the key itself varies: optimizer\.lr=…,…$"),
         (["sweep.on_failure=skip,stop"], {}, r"sweep\.on_failure is of the whole sweep"),
     ],
 )
