@@ -18,6 +18,7 @@ from conf.schema.training.model import AnyModel, Lora, Model
 from trainer.models.decoder_weights import INPUT_AXES, num_stacked
 from trainer.models.weights import Params, select, weight_table
 from trainer.pretrained import hf_files
+from trainer.pretrained.hf_families import family_of
 from trainer.pretrained.hf_tensors import packed_experts, tensor_mappings
 from trainer.pretrained.run_weights import StoreError
 
@@ -61,7 +62,8 @@ def write_adapter(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
     if not isinstance(cfg, Model) or cfg.lora is None:
         raise StoreError("model.lora: the weights have no adapters; use `--format hf`")
     tensors: dict[str, np.ndarray] = {}
-    found, lora = list(_adapters(cfg)), cfg.lora
+    # PEFT 0.21 joins modules of each expert of Qwen 3 only; of others it would leave them out
+    found, lora = list(_adapters(cfg, is_packed=family_of(cfg) != "qwen3_moe")), cfg.lora
     if any(len(adapter.layer or ()) > 1 for adapter in found):  # PEFT 0.21 joins gate and up without regard to rslora
         lora = lora.model_copy(update={"lora_alpha": lora.scale * lora.r, "use_rslora": False})
     arrays = jax.tree.map(np.asarray, select(params, weight_table(cfg), lambda weight: weight.trained))
