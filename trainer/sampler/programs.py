@@ -6,6 +6,7 @@ without waiting for others. Otherwise the partitioner splits heads, feed-forward
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -115,6 +116,30 @@ def abstract_params(cfg: Model, mesh: Mesh) -> Params:
     """Return the shapes, dtypes and shardings of the copy."""
     shapes = jax.eval_shape(lambda p: copy_params(p, cfg), weights.abstract_params(cfg))
     return meshes.with_shardings(shapes, param_shardings(cfg, mesh))
+
+
+@dataclass(frozen=True)
+class _OnMesh:
+    """A jitted function that is lowered for a mesh, regardless of the caller's.
+
+    A shard_map that is traced for an abstract mesh takes the groups of its collectives from the mesh of `jax.set_mesh`
+    at the time of lowering, whatever sizes it was traced with (JAX 0.10.2 to 0.12.0.1).
+    """
+
+    function: jax.stages.Wrapped
+    mesh: Mesh
+
+    def __call__(self, *arguments: Any) -> Any:
+        with jax.set_mesh(self.mesh):
+            return self.function(*arguments)
+
+    def trace(self, *arguments: Any) -> jax.stages.Traced:
+        with jax.set_mesh(self.mesh):
+            return self.function.trace(*arguments)
+
+    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+        with jax.set_mesh(self.mesh):
+            return self.function.lower(*arguments)
 
 
 MAX_PREFILL_TOKENS = 16_384
@@ -274,7 +299,7 @@ class SamplerPrograms:
         """Jit for the sampler's mesh. given: partitions of the results."""
         on_mesh = self._on_mesh(function)
         on_mesh.__name__ = name  # the name in logs and profiles
-        return jax.jit(on_mesh, out_shardings=self._shardings(given), donate_argnums=donated)
+        return _OnMesh(jax.jit(on_mesh, out_shardings=self._shardings(given), donate_argnums=donated), self.mesh)
 
     def _on_mesh(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that is traced for the sampler's mesh, regardless of the caller's mesh."""

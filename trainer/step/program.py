@@ -47,7 +47,7 @@ class Program:
         """
         if self.function is None:
             return 0.0
-        return _flops(jax.make_jaxpr(self.function)(*self.arguments).jaxpr, self.max_iterations)
+        return _flops(self.function.trace(*self.arguments).jaxpr.jaxpr, self.max_iterations)
 
 
 def abstract_rows(mesh: Mesh, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:

@@ -122,19 +122,23 @@ SAMPLERS = [
 @pytest.mark.parametrize("family", [FAMILY, *wide("gemma4_moe", SHARED)])
 @pytest.mark.parametrize("meshes", SAMPLERS, ids=str)
 def test_a_sampler_gives_the_same_replies(meshes, family):
-    """Its copy has all weights but experts whole; without a mesh of its own it splits experts as training does."""
+    """Its copy has all weights but experts whole; without a mesh of its own it splits experts as training does.
+
+    It computes on its own mesh while training's is in force, as in a run.
+    """
     (wanted, sizes), expected, cfg = meshes, expected_of(family), described(family, remat="none")
     prompts = [
         row[:length].tolist() for row, length in zip(expected["prompts"], expected["prompt_lengths"], strict=True)
     ]
     settings = SamplerSettings(14, 15, slots=4, chunk=4, dtype="float32", mesh=wanted)
-    sampler = Sampler(cfg, settings, make_mesh(*sizes), StopCriteria(()))
+    sampler = Sampler(cfg, settings, mesh := make_mesh(*sizes), StopCriteria(()))
     copy = sampler.load_params(params_of(family))
     split = sampler.programs.mesh.shape["expert"]
     assert split == (sizes[3] if wanted is None else wanted.expert)
     assert copy["layers"][1]["expert_up"].addressable_shards[0].data.shape[0] == 8 // split
     assert copy["layers"][1]["query"].addressable_shards[0].data.shape[0] == cfg.dim
-    found = {drawn.row: drawn.tokens for drawn in sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)}
+    with jax.set_mesh(mesh):
+        found = {drawn.row: drawn.tokens for drawn in sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)}
     np.testing.assert_array_equal([found[row] for row in range(len(prompts))], expected["generated"])
 
 
