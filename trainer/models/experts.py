@@ -7,7 +7,7 @@ splits the experts, and gathers the rows: each device computes what its experts 
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -261,20 +261,25 @@ def _gathered(weight: jax.Array, dtype: jnp.dtype, axis: int | None) -> jax.Arra
 
 
 def _grouped_product_forward(
-    x: jax.Array, weight: jax.Array, sizes: jax.Array, gathered: int | None
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    return _grouped_product(x, weight, sizes, gathered), (x, weight, sizes)
+    x: Any, weight: Any, sizes: Any, gathered: int | None
+) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array, jax.Array]]:
+    rows: jax.Array = x.value
+    own: jax.Array = weight.value
+    of_groups: jax.Array = sizes.value
+    return _grouped_product(rows, own, of_groups, gathered), (rows if weight.perturbed else None, own, of_groups)
 
 
 def _grouped_product_backward(
-    gathered: int | None, saved: tuple[jax.Array, jax.Array, jax.Array], change: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
+    gathered: int | None, saved: tuple[jax.Array | None, jax.Array, jax.Array], change: jax.Array
+) -> tuple[jax.Array, jax.Array | None, None]:
     x, weight, sizes = saved
-    of_x = _by_group(change, _gathered(weight, x.dtype, gathered).swapaxes(1, 2), sizes, gathered is not None)
+    of_x = _by_group(change, _gathered(weight, change.dtype, gathered).swapaxes(1, 2), sizes, gathered is not None)
+    if x is None:  # frozen weights, as those with adapters are, have no gradient
+        return of_x, None, None
     of_weight = lax.ragged_dot_general(x, change, sizes, BY_GROUP, preferred_element_type=jnp.float32)
     if gathered:
         of_weight = lax.psum_scatter(of_weight, "fsdp", scatter_dimension=gathered, tiled=True)
     return of_x, of_weight.astype(weight.dtype), None
 
 
-_grouped_product.defvjp(_grouped_product_forward, _grouped_product_backward)
+_grouped_product.defvjp(_grouped_product_forward, _grouped_product_backward, symbolic_zeros=True)

@@ -387,9 +387,10 @@ def test_the_merged_export_of_a_run_with_adapters_computes_the_same(lm_run: dict
 
 
 @pytest.mark.deep
-def test_grpo_with_adapters_holds_a_reference_of_adapters_alone(grpo_run: dict[str, Any], tmp_path: Path) -> None:
-    lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"]}
-    raw = grpo_run | {"model": grpo_run["model"] | {"lora": lora}, "loop": grpo_run["loop"] | {"kl_coef": 0.1}}
+@pytest.mark.parametrize("own", [{}, {"experts": {"count": 4, "per_token": 2, "norm_topk_prob": True}}], ids=len)
+def test_grpo_with_adapters_holds_a_reference_of_adapters_alone(grpo_run: Any, own: Any, tmp_path: Path) -> None:
+    lora = {"lora": {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"]}}
+    raw = grpo_run | {"model": grpo_run["model"] | lora | own, "loop": grpo_run["loop"] | {"kl_coef": 0.1}}
     lines = train(raw, tmp_path)
     trained = [line for line in lines if line["phase"] == "grpo"]
     assert abs(trained[0]["kl"]) < 1e-4
