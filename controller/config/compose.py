@@ -220,8 +220,12 @@ def scale_overrides(choices: Mapping[str, Any], extra_dir: Path | None) -> list[
     found = []
     for group, chosen in SCALED.items():
         name = f"{choices.get('scale')}_{choices.get(chosen)}".removesuffix(".yaml")
-        if any((root / group / f"{name}.yaml").is_file() for root in (extra_dir, CONFIG_DIR) if root):
-            found.append(f"+{group}@_global_={name}")
+        parts = name.split("_")
+        begun = ["_".join(parts[:count]) for count in range(len(parts), 1, -1)] if chosen == "model" else [name]
+        for each in begun:  # a model without a file has that of its family
+            if any((root / group / f"{each}.yaml").is_file() for root in (extra_dir, CONFIG_DIR) if root):
+                found.append(f"+{group}@_global_={each}")
+                break
     return found
 
 

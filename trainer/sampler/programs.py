@@ -67,6 +67,7 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
             cfg.num_heads,
             cfg.mlp_dim,
             getattr(cfg.experts, "inner_dim", None) or 0,
+            cfg.shared_dim,
             cfg.vocab_size,
         )
         size = weights.num_params(cfg) * jnp.dtype(sampler_model(cfg, settings).activation_dtype).itemsize

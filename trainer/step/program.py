@@ -18,7 +18,7 @@ class Program:
 
     Attributes:
         name: update, logprob, decode, eval, ...; "resident" stands for what stays on the devices between programs.
-        function: as `jax.jit` returned it; None for `resident`.
+        function: as `jax.jit` returned it, or with its `trace` and `lower`; None for `resident`.
         arguments: pytrees of `jax.ShapeDtypeStruct`, with shardings where they are arrays on the mesh.
         resident: other arrays that are on the devices while it runs.
         max_iterations: of a `while` loop's body, if the function has one.

@@ -63,7 +63,10 @@ def scale_files(experiment: str) -> list[str]:
         if base != "_self_":  # its choices come first, and the experiment overrides them
             text = (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() + text
     chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
-    groups = [f"{group}/tiny_{chosen.get(group)}" for group in ("loop", "data", "model")]
+    groups = [f"{group}/tiny_{chosen.get(group)}" for group in ("loop", "data")]
+    models = (CONFIG_DIR / "scale/model").glob("*.yaml")
+    of_model = [file.stem for file in models if f"tiny_{chosen.get('model')}_".startswith(f"{file.stem}_")]
+    groups += [f"model/{name}" for name in sorted(of_model)[-1:]]
     named = ["tiny", f"tiny_{chosen.get('program', 'trainer')}", *groups]
     return [name for name in named if (CONFIG_DIR / "scale" / f"{name}.yaml").exists()]
 
@@ -88,6 +91,16 @@ def test_every_experiment_composes_and_every_line_of_its_scale_beats_it(experime
     assert len(lines) >= 4
     for key, value in lines.items():
         assert composed[key] == value or "${" in str(value), key
+
+
+@pytest.mark.parametrize("model", sorted({*config_groups()["model"]} - {"hf", "pretrained", "trm"}))
+def test_every_decoder_has_a_tiny_form(model: str) -> None:
+    """By its own file or that of its family: two layers, and four experts."""
+    tiny = config_of("+experiment=lm_tinyshakespeare", "scale=tiny", f"model={model}").model
+    assert isinstance(tiny, Model)
+    assert (tiny.num_layers, tiny.dim) == (2, 32)
+    assert tiny.experts is None or (tiny.experts.count, (tiny.experts.inner_dim or 16)) == (4, 16)
+    assert tiny.shared_dim in (0, 16)
 
 
 @pytest.mark.parametrize("experiment", ["quickstart", "gemma2b_gsm8k"])

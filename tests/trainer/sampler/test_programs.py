@@ -89,6 +89,14 @@ def test_the_mesh_is_derived_from_weights_and_heads(model, tensor):
     assert dict(found.shape) == {"data": 8 // tensor, "fsdp": 1, "tensor": tensor, "expert": 1}
 
 
+@pytest.mark.parametrize(("width", "tensor"), [("inner_dim", 2), ("shared_dim", 2), (None, 4)])
+def test_the_mesh_splits_each_width_of_experts(width, tensor):
+    own = {"count": 4, "per_token": 2, "norm_topk_prob": True} | ({width: 6} if width else {})
+    cfg = model_of(num_layers=400, dim=1024, num_heads=8, num_kv_heads=8, mlp_dim=1024, vocab_size=512, experts=own)
+    settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8)
+    assert programs_module.sampler_mesh(cfg, settings, make_mesh(1, 4, 1)).shape["tensor"] == tensor
+
+
 LOGITS = jnp.array([0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 1.5, -2.0])
 BOUND = 24.3
 """The 99.9th percentile of chi-square with 7 degrees of freedom."""
