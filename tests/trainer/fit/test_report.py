@@ -143,6 +143,32 @@ def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
     assert all(v["fits"] for v in found["fix"]["programs"])
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("experiment", "only"),
+    [
+        ("gemma4_e2b_gsm8k", {"reshard", "decode"}),
+        ("qwen3_5_4b_gsm8k", {"reshard", "decode"}),
+        ("qwen3_30b_a3b_gsm8k", {"update", "reshard", "decode"}),
+    ],
+)
+def test_what_needs_most_memory_of_the_experiments_with_large_models_fits(experiment, only, tmp_path):
+    """On the slices that they rent; the sampler's copy is moved in parts, each beside those before it."""
+    from controller.config.compose import compose
+    from controller.config.run_yaml import render
+
+    config, problems = compose([f"+experiment={experiment}", "cloud.project=a-project"])
+    assert config is not None, problems
+    assets = [*config.assets.datasets, *config.assets.models]
+    raw = yaml.safe_load(render(config, "fit", "bucket", {name: name for name in assets}))
+    parts = {f"reshard_{number}" for number in range(2, 20)}
+    found = json.loads(run(raw, tmp_path, "--json", "--only", ",".join(only | parts)).stdout)["programs"]
+    assert only < {verdict["name"] for verdict in found} < only | parts
+    for verdict in found:
+        assert verdict["fits"]
+        assert verdict["peak_gib"] > 1
+
+
 def needed(experiment: RunFile, name: str) -> memory.MemoryReport:
     """By a formula."""
     rows = experiment.loop.micro_batch_size or 4
