@@ -76,7 +76,15 @@ class Scripted:
         self.prompts, self.numbers, self.keys = list[Any](), list[Any](), list[Any]()
 
     def generate(
-        self, copy: Any, prompts: Any, samples: int, key: jax.Array, heat: float, between: Any, numbers: Any = None
+        self,
+        copy: Any,
+        prompts: Any,
+        samples: int,
+        key: jax.Array,
+        heat: float,
+        between: Any,
+        numbers: Any = None,
+        conversations: Any = None,
     ) -> Iterator[Completion]:
         self.keys.append(tuple(jax.random.key_data(key).tolist()))
         self.prompts.append([bytes(t for t in prompt if t < 256).decode() for prompt in prompts])
