@@ -11,7 +11,7 @@ PROGRAM = re.compile(r"(trainer|controller)\.[\w.]+")
 
 OWN_PACKAGES = ("", "conf", "controller", "slipway", "trainer")
 
-OBJECTS_PER_COLLECTION = 50_000
+OBJECTS_PER_COLLECTION = 100_000
 """Python's default of 700 spends a tenth of a short verb on collections: what imports create is never garbage."""
 
 
