@@ -11,7 +11,7 @@ PROGRAM = re.compile(r"(trainer|controller)\.[\w.]+")
 
 OWN_PACKAGES = ("", "conf", "controller", "slipway", "trainer")
 
-OBJECTS_PER_COLLECTION = 100_000
+OBJECTS_PER_COLLECTION = 50_000
 """Python's default of 700 spends a tenth of a short verb on collections: what imports create is never garbage."""
 
 
@@ -37,7 +37,10 @@ def main() -> int:
         from controller.cli.main import run
 
         settle_proxies()
-        return run(sys.argv[1:])
+        try:
+            return run(sys.argv[1:])
+        finally:
+            gc.freeze()  # Python would look through all objects once more as it ends
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in OWN_PACKAGES:
