@@ -37,7 +37,10 @@ def main() -> int:
         from controller.cli.main import run
 
         settle_proxies()
-        return run(sys.argv[1:])
+        try:
+            return run(sys.argv[1:])
+        finally:
+            gc.freeze()  # Python would look through all objects once more as it ends
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in OWN_PACKAGES:

@@ -10,12 +10,11 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 import conf
 from conf.schema.base import Name, Strict, Zone, check_home
-from conf.schema.topology import YamlLoader
+from conf.schema.topology import read_table
 
 ANYWHERE = "0.0.0.0/0"
 IAP_RANGE = "35.235.240.0/20"
@@ -222,7 +221,7 @@ TABLE_FILE = Path(conf.__file__).with_name("permissions.yaml")
 
 @cache
 def _table() -> dict[str, Any]:
-    return yaml.load(TABLE_FILE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+    return read_table(TABLE_FILE)
 
 
 def permissions_of_method(api: str, method: str) -> tuple[str, ...]:

@@ -72,6 +72,11 @@ class Topology:
         return None if price is None else price * self.chips
 
 
+def read_table(file: Path) -> Any:
+    """Return what a YAML file of Slipway's own says."""
+    return yaml.load(file.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+
+
 @cache
 def tpu_type_table() -> dict[str, Any]:
     """Return the parsed `tpu_types.yaml`, each generation with all its keys. Raises TableError."""
@@ -80,7 +85,7 @@ def tpu_type_table() -> dict[str, Any]:
 
 def read_tpu_types(file: Path) -> dict[str, Any]:
     """Return a parsed table of TPU types, each generation with all its keys. Raises TableError."""
-    table = yaml.load(file.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+    table = read_table(file)
     defaults, rows = table["generation_defaults"], table["generations"]
     for name, row in rows.items():
         if missing := [key for key in REQUIRED if key not in row]:
@@ -218,7 +223,7 @@ REGIONS_FILE = Path(conf.__file__).with_name("regions.yaml")
 @cache
 def region_table() -> dict[str, dict[str, str | None]]:
     """Return the parsed `regions.yaml`, by region."""
-    return yaml.load(REGIONS_FILE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+    return read_table(REGIONS_FILE)
 
 
 def subnet_range(region: str) -> str | None:

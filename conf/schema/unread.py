@@ -5,10 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import conf
 from conf.schema.config import Config
+from conf.schema.topology import read_table
 from conf.schema.training.data import QuestionData
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.loop_parts import VERIFIERS
@@ -34,7 +33,7 @@ STAYING = ("restart_program", "give_up")
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    return read_table(FOLDER / f"{name}.yaml")
 
 
 def _shipped(section: str, kind: str) -> dict[str, Any]:

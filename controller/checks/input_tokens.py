@@ -38,11 +38,19 @@ def turns_are_the_models_own(config: Config, context: Context) -> Iterator[Issue
             needed = f"needs the model's tokenizer.json, not data.tokenizer={MISSING_TOKENIZER}"
             yield Issue(f"{needed}; set that, or {KEY}=none", KEY)
         return
+    try:
+        if (files := _files(config, data)) is not None:
+            yield from _turns_of(data, files)
+    except HubFileError as error:
+        if data.chat_template == "none":
+            return  # `source` reports it
+        yield Issue(f"the template beside {data.tokenizer} was not read: {error}", KEY, "note")
+
+
+def _turns_of(data: QuestionData, files: "TokenizerFiles") -> Iterator[Issue]:
     from conf.chat_template import BUILT_IN, TOOL_USE, ChatTemplate, ChatTemplateError
 
     try:
-        if (files := _files(config, data)) is None:
-            return
         own = files.template
         if data.chat_template == "none":
             yield from _unused(files)
@@ -58,10 +66,6 @@ def turns_are_the_models_own(config: Config, context: Context) -> Iterator[Issue
             if files.has_tool_use:
                 message = f"the template {TOOL_USE} is not read; environments describe their tools in the default one"
                 yield Issue(message, KEY, "note")
-    except HubFileError as error:
-        if data.chat_template == "none":
-            return  # `source` reports it
-        yield Issue(f"the template beside {data.tokenizer} was not read: {error}", KEY, "note")
     except ChatTemplateError as error:
         severity = "note" if data.chat_template == "none" else "error"
         yield Issue(f"the template beside {data.tokenizer} cannot be used: {error}", KEY, severity)
@@ -121,10 +125,9 @@ def _turns(data: QuestionData) -> list["ChatMessage"]:
 
 def _files(config: Config, data: QuestionData) -> "TokenizerFiles | None":
     """Return the files beside the tokenizer; None if they cannot be read from here. Raises HubFileError."""
-    from conf.chat_template import TokenizerFiles
-
     folder, _, _ = data.tokenizer.rpartition("/")
     if here := paths_here(config, data.tokenizer):
+        from conf.chat_template import TokenizerFiles
 
         def read(name: str) -> bytes | None:
             found = paths_here(config, f"{folder}/{name}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import conf
@@ -93,30 +94,43 @@ def compose_variants(
 
     Single values are then set, and taken back.
     """
-    composed: dict[tuple[str, ...], Any] = {}
+    composed: dict[tuple[str, ...], tuple[Any, dict[str, Any]]] = {}
     for overrides in variants:
         _require_removals_first(overrides)
         heads = tuple(word for word in overrides if not _is_value_override(word))
         if heads not in composed:
-            composed[heads] = _compose_unresolved(heads, extra_dir)
-        made, values = composed[heads], [word for word in overrides if _is_value_override(word)]
-        with _restored(made, {word.lstrip("+").partition(".")[0] for word in values}):
+            composed[heads] = (base := _compose_unresolved(heads, extra_dir)), _without_interpolations(base)
+        made, plain = composed[heads]
+        values = [word for word in overrides if _is_value_override(word)]
+        changed = {word.lstrip("+").partition(".")[0] for word in values}
+        with _restored(made, changed):
             _apply_overrides(made, values, extra_dir)
-            data = _resolve_interpolations(made, overrides, extra_dir)
+            same = {name: section for name, section in plain.items() if name not in changed}
+            data = _resolve_interpolations(made, overrides, extra_dir, same)
         config, problems = _validate(data)
         yield config, [_placed(problem, overrides, extra_dir) for problem in problems]
+
+
+def _without_interpolations(made: Any) -> dict[str, Any]:
+    """Return the sections of composed data that say the same whatever the others have."""
+    from omegaconf import OmegaConf
+
+    sections: Any = OmegaConf.to_container(made)
+    return {name: section for name, section in sections.items() if "${" not in repr(section)}
 
 
 @contextmanager
 def _restored(made: Any, sections: Set[str]) -> Iterator[None]:
     """Give composed data these sections back in the end: a copy of all of them would take half the time of a run."""
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf, flag_override
 
     kept = {name: copy.deepcopy(made[name]) for name in sections if name in made}
+    for section in filter(OmegaConf.is_config, kept.values()):
+        section._set_parent(None)  # one that has a parent would be copied again
     try:
         yield
     finally:
-        with open_dict(made):
+        with flag_override(made, ["struct", "no_deepcopy_set_nodes"], [False, True]):
             for name in sections:
                 made[name] = kept.get(name)
                 if name not in kept:
@@ -238,9 +252,10 @@ def search_path_override(extra_dir: Path | None) -> list[str]:
 
 def register_resolvers() -> None:
     """Register the bundled YAML's resolvers: `${installed:PATH}`, `${packages_on:CLOUD}`, `${state_home:}`."""
-    _register_resolver("installed", _installed)
+    _register_resolver("installed", lambda path: str(CONFIG_DIR.parent / path))
     _register_resolver("state_home", state_home_name)
-    _register_resolver("packages_on", _packages_on)
+    # emulated workers have this machine's packages, and TPU VM images have no JAX
+    _register_resolver("packages_on", lambda kind: "image" if kind == "local" else "lock")
 
 
 def _register_resolver(name: str, resolver: Callable[..., Any]) -> None:
@@ -251,13 +266,20 @@ def _register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     register(name, resolver, replace=True)
 
 
-def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:
+def _resolve_interpolations(
+    composed: Any, overrides: Sequence[str], extra_dir: Path | None, same: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return composed data as plain data; `same` has sections that need no work."""
+    with explained([*map(normalize_override, overrides)], extra_dir, config_groups), guarded_variables():
+        return {str(name): same[name] if name in same else _resolved(composed, name) for name in composed}
+
+
+def _resolved(composed: Any, name: Any) -> Any:
+    """Return a section of composed data as plain data."""
     from omegaconf import OmegaConf
 
-    with explained([*map(normalize_override, overrides)], extra_dir, config_groups), guarded_variables():
-        data = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(data, dict)
-    return {str(key): value for key, value in data.items()}
+    section = "???" if OmegaConf.is_missing(composed, name) else composed[name]
+    return OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
 
 
 def _require_removals_first(overrides: Sequence[str]) -> None:
@@ -334,16 +356,6 @@ def quote_text(text: str) -> str:
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", escaped)
     escaped = re.sub(r"(\\+)\Z", r"\1\1", escaped)
     return f"'{escaped}'"
-
-
-def _installed(path: str) -> str:
-    """Resolve `${installed:PATH}` to a file or folder installed with Slipway."""
-    return str(CONFIG_DIR.parent / path)
-
-
-def _packages_on(cloud_kind: str) -> str:
-    """Resolve `${packages_on:CLOUD}`: emulated workers have this machine's packages, and TPU VM images have no JAX."""
-    return "image" if cloud_kind == "local" else "lock"
 
 
 SECRET_NAME = re.compile(

@@ -7,7 +7,6 @@ import fcntl
 import os
 import time
 import typing
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import Field, fields
@@ -147,7 +146,7 @@ def append_lines(file: Path, text: str) -> None:
 
 def replace_file(file: Path, content: str | bytes) -> None:
     """Write a whole file, and its folder: a reader finds the old one or the new one. An OSError names the file."""
-    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    draft = file.with_name(f".{file.name}.{os.urandom(16).hex()}")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -7,12 +7,10 @@ the current folder or of site-packages is taken for them.
 
 import os
 import runpy
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -114,6 +112,8 @@ class Clock:
 
         Raises InterruptedSleepError as `sleep` does.
         """
+        from concurrent.futures import Future, wait  # nothing that `slipway --help` needs
+
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -179,6 +179,8 @@ def run_program(module: str, *arguments: str, modules: Sequence[str] = (), impor
         modules: folders that it can import from, relative to the current one.
         imports: `module:name` of all that it may import of what a config names; None: everything.
     """
+    import subprocess
+
     from conf.formats import IMPORTS_VARIABLE  # this file is also a program, which finds it later
 
     places = [*(str(Path.cwd() / name) for name in modules), os.environ.get("PYTHONPATH", "")]

@@ -6,12 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import conf
 from conf.as_of import facts_of
 from conf.schema.config import Config
-from conf.schema.topology import TABLE_FILE, YamlLoader
+from conf.schema.topology import TABLE_FILE, read_table
 
 HOURS_PER_MONTH = 730.0
 BASTION_DISK_GB = 10
@@ -41,8 +39,7 @@ class HourlyPrice:
 
 @cache
 def load_prices() -> dict[str, Any]:
-    text = Path(conf.__file__).with_name("prices.yaml").read_text()
-    return yaml.load(text, Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+    return read_table(Path(conf.__file__).with_name("prices.yaml"))
 
 
 def hourly_price(config: Config, now: float, zone: str | None = None, capacity: str | None = None) -> HourlyPrice:

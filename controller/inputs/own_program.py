@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from conf.schema.topology import UnknownTypeError, find_topology, usual_type
+from conf.schema.topology import UnknownTypeError, find_topology, read_table, usual_type
 from controller.config.compose import CONFIG_DIR, config_groups, quote_text
 from controller.core.errors import ConfigError
 from controller.inputs.git import repository_root
@@ -216,7 +214,7 @@ def _python(folder: Path) -> list[str]:
 
 def default_python() -> str:
     """Return the Python that workers get unless `env.python` says otherwise."""
-    return yaml.safe_load((CONFIG_DIR / "config.yaml").read_text())["env"]["python"]
+    return read_table(CONFIG_DIR / "config.yaml")["env"]["python"]
 
 
 def _key(word: str) -> str:

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 import conf
 from conf.reference import Reference
 from conf.schema.base import LATER, LocalPath, Strict
+from conf.schema.topology import read_table
 from conf.schema.training.loop_parts import Trm
 from conf.schema.training.rope import RopeScaling as RopeScaling
 
@@ -392,6 +392,6 @@ FAMILY_FOLDER = Path(conf.__file__).with_name("model") / "family"
 
 def family_switches(name: str) -> dict[str, Any]:
     """Return all keys of `Model` except the sizes, as in conf/model/family/, without Hydra."""
-    own = yaml.safe_load((FAMILY_FOLDER / f"{name}.yaml").read_text())
+    own = read_table(FAMILY_FOLDER / f"{name}.yaml")
     others = [line.removesuffix("@_here_") for line in own.pop("defaults", ()) if line != "_self_"]
     return {key: value for other in others for key, value in family_switches(other).items()} | own

@@ -83,6 +83,12 @@ def test_what_is_unknown_lists_the_choices() -> None:
         list(compose_variants([[QUICKSTART, "optimizer.lr=1e-4,7e-4"]]))
 
 
+def test_a_variant_is_what_it_would_be_alone() -> None:
+    words = [["run.seed=1", "loop.max_new_tokens=9"], ["cloud.kind=gcp"], ["run.name=${cloud.kind}"], []]
+    cases = [[QUICKSTART, *each] for each in words]
+    assert [*compose_variants(cases)] == [compose(case) for case in cases]
+
+
 @by_hydra
 def test_scale_comes_last_but_for_the_command_line(tmp_path: Path) -> None:
     words = ["+experiment=mine", "scale=mini", "program=command"]
