@@ -148,8 +148,8 @@ def repaired(kind: Any, given: Any) -> Any:
     return given if isinstance(given, kind if isinstance(kind, type) else ()) else None
 
 
-NUMBER = re.compile(
-    r"\$?(?P<value>[-+\d._]+(?:e[-+]?\d+)?)\s*(?P<of>[kmb%]|(?:/|\^|\*\*)(?P<other>[-+\d._]+))?", re.IGNORECASE
+NUMBER = re.compile(  # m may be of minutes
+    r"\$?(?P<value>[-+\d._]+(?:[eE][-+]?\d+)?)\s*(?P<of>[kKMbB%]|(?:/|\^|\*\*)(?P<other>[-+\d._]+))?"
 )
 THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(,\d{3})+(?![\d,])")
 TIMES = {"k": 1e3, "m": 1e6, "b": 1e9, "%": 0.01, "": 1.0}

@@ -258,7 +258,8 @@ def _mistyped(raw: dict[str, Any], path: list[str], whole: list[str], error: Any
         wrong = _still_wrong(raw, whole, mended)
         return f"{said}; did you mean {override(whole, mended)}?{f' Then {wrong}' if wrong else ''}"
     about = next(iter(_descriptions(whole)), "")
-    return f"{said}; {about[0].lower()}{about[1:].rstrip('.')}" if "e.g." in about else said
+    tells = "e.g." in about or (about and re.match(r"\d+ ?[a-z]", str(given)))  # 10m, of what?
+    return f"{said}; {about[0].lower()}{about[1:].rstrip('.')}" if tells else said
 
 
 def _parts(given: Any) -> list[Any]:

@@ -69,6 +69,8 @@ def unknown_key(raw: dict[str, Any], path: Sequence[str], given: Any) -> str:
     elsewhere = [each for each in elsewhere if not choices_at(each) or takes(each, given)]
     refusing = {each for each in known if choices_at(f"{inside}{each}") and not takes(f"{inside}{each}", given)}
     longer = [e for e in known if e == name or (e.startswith(f"{name}_") and e not in refusing)]
+    if not foreign:
+        longer = longer or [e for e in known if len(e) > 2 and re.fullmatch(f"{e}[a-z]+", name)]  # dimension is dim
     if len(longer) == 1:
         return f"unknown key; did you mean {inside}{longer[0]}?"
     same = own or [each for each in elsewhere if each.startswith(f"{section}.")]
@@ -170,9 +172,11 @@ def _keys_here(raw: Any, section: Sequence[str]) -> set[str]:
 
 
 def _chosen(types: Sequence[Any], raw: Any) -> Sequence[Any]:
-    """Return those of the types that have the kind of the data, or all."""
-    kind = raw.get("kind") if isinstance(raw, dict) else None
-    return [each for each in types if kind in kinds_of([each])] or types
+    """Return those of the types that have the kind of the data, or need none; all without data, or if none has."""
+    kind = raw.get("kind") if isinstance(raw, dict) else ""
+    kinds = {each: kinds_of([each]) for each in types}
+    is_free = {each: not (kinds[each] and each.model_fields["kind"].is_required()) for each in types}
+    return [each for each in types if kind in kinds[each] or (kind is None and is_free[each])] or types
 
 
 def is_model(kind: Any) -> bool:

@@ -85,7 +85,7 @@ def _is_parquet(data: Tabular | TextData, file: Path) -> bool:
 
 
 def _row_issues(config: Config, data: Tabular, name: str, file: Path) -> Iterator[Issue]:
-    """Yield what is wrong with the first row of a file, the value of `data.NAME`."""
+    """Yield what is wrong with the first row of a file, the value of `data.NAME`, and with later lines as JSON."""
     columns = dict(_columns(data))
     if name == "path" and isinstance(config.loop, GrpoLoop) and config.loop.loss_type == "dpo":
         columns[REJECTED] = "loop.loss_type"
@@ -105,6 +105,9 @@ def _row_issues(config: Config, data: Tabular, name: str, file: Path) -> Iterato
         elif problem := _type_problem(data, row[column]):
             wrong = True
             yield Issue(f"{source} has no text in column {column!r}, but {problem}", key)
+    is_strict = not wrong and data.on_bad_line == "error" and not _is_parquet(data, file)
+    if is_strict and (said := _later_problem(file, columns)):
+        yield Issue(f"{file}: {said}", f"data.{name}")
     if isinstance(data, Gsm8kData) and not wrong:
         yield from _answer_issues(data, source, _text(row, data.answer_column))
         if name == "path":
@@ -273,8 +276,26 @@ def _first_row(file: Path, columns: Iterable[str], *, parquet: bool) -> dict[str
     with file.open("rb") as stream:
         numbered = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1)
         number, line = next(((number, line) for number, line in numbered if line.strip()), (1, b""))
-    if not line or len(line) == MAX_LINE_BYTES:
-        return None
+    return None if not line or len(line) == MAX_LINE_BYTES else _row(number, line, columns)
+
+
+def _later_problem(file: Path, columns: Iterable[str]) -> str:
+    """Return what is wrong with the first line that is no row, of those in a file's first MAX_LINE_BYTES; else ""."""
+    with file.open("rb") as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
+            if stream.tell() > MAX_LINE_BYTES:
+                break
+            try:
+                lacks = [each for each in columns if each not in _row(number, line, columns)] if line.strip() else []
+            except _UnreadableError as error:
+                return str(error)
+            if lacks:
+                return f"line {number} has no column {lacks[0]!r}, which the first row has"
+    return ""
+
+
+def _row(number: int, line: bytes, columns: Iterable[str]) -> dict[str, Any]:
+    """Return what a line of JSON holds. Raises _UnreadableError if the trainer could not read it."""
     try:
         row = parse_json(line)
     except LineError as error:

@@ -5,7 +5,7 @@ You have permission to use the project, and it has billing and quota.
 
 import math
 import os
-import re
+import platform
 import shlex
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
@@ -26,8 +26,8 @@ from controller.inputs import program_words
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.code_files import first_few
 from controller.inputs.git import repository_root
-from controller.inputs.modules import absent_imports, meant_module, modules_in
-from controller.inputs.own_program import HERE_CLOUDS, may_be_newer, other_python, quote_words
+from controller.inputs.modules import lacking_imports
+from controller.inputs.own_program import HERE_CLOUDS, may_be_newer, other_python, python_text, quote_words
 from controller.inputs.resolved_assets import path_exists
 from controller.inputs.setup_words import named_file_problem
 from controller.plan.build import Plan
@@ -96,10 +96,10 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         return  # it is reported when the code is read
     here = config.cloud.kind in HERE_CLOUDS
     bare = words.key == "program.command" and _has_slipways_packages(config)
-    own = config.env.packages in ("lock", "requirements")
+    lock, own = config.env.packages == "lock", config.env.packages in ("lock", "requirements")
     certain = None if words.certain else "warning"
     newer = "warning" if own and may_be_newer(words.argv, config.env.python) else None
-    if own and (problem := other_python(words.argv, config.env.python)):
+    if (own or here) and (problem := other_python(words.argv, config.env.python if own else platform.python_version())):
         yield Issue(problem, words.key, "warning")
     if words.key == "program.setup" and (problem := named_file_problem(words.argv, root)):
         yield Issue(problem, words.key, certain)
@@ -114,12 +114,9 @@ def _start_issues(config: Config, words: Words) -> Iterator[Issue]:
         if problem := program_words.syntax_problem(words.argv, file):
             yield Issue(problem, words.key, newer)
         elif bare and file.suffix == ".py" and b"sys.path" not in file.read_bytes():
-            lock = config.env.packages == "lock"
-            lacking = "this machine, whose packages the workers have, has no such package"
-            lacking = "env.packages=lock does not install it; name it in env.requirements" if lock else lacking
-            for absent, module in absent_imports(file, files := modules_in(imports_begin), locked=lock):
-                hint = re.sub("^.* lies outside .*", "", meant_module(module, files))
-                yield Issue("; ".join(filter(None, [f"{absent}, and {lacking}", hint])), words.key, "warning")
+            yield from (Issue(said, words.key, "warning") for said in lacking_imports(file, imports_begin, locked=lock))
+    elif bare and (found := python_text(words.argv, root)):
+        yield from (Issue(said, words.key, "warning") for said in lacking_imports(*found, locked=lock))
 
 
 def _has_slipways_packages(config: Config) -> bool:

@@ -42,6 +42,8 @@ OTHER_VERBS = {
 """Verbs of SkyPilot, dstack, gcluster, Kubernetes, Docker and Terraform, and what they are here."""
 USES = ("chat", "generate", "export")
 """Verbs that use the weights of a run."""
+WEIGHTS = ("--model", "--model-path", "--checkpoint", "--ckpt", "--weights", "--model-name-or-path", "-m")
+"""Flags that name weights elsewhere."""
 DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
 """What word processors make of - and --."""
 EXPERIMENT = re.compile(r"\+*experiment=.")
@@ -96,6 +98,8 @@ def raise_if_mistyped(verb: str, argv: Sequence[str], flags: Sequence[Flag]) -> 
         same = [ours for ours, theirs in SAME_FLAGS.items() if flag in theirs and ours in taken]
         if meant := same or (letter if len(letter) < 4 and argv[at + 1 :] and "=" not in argv[at + 1] else []):
             raise ConfigError(f"{verb}: has no {flag}; did you mean {' or '.join(meant)}?")
+        if verb in USES and flag in WEIGHTS:
+            raise ConfigError(f"{verb}: has no {flag}; it takes a run, which `slipway runs` lists: slipway {verb} RUN")
         if flag in OTHER_FLAGS:
             raise ConfigError(f"{verb}: has no {flag}; {OTHER_FLAGS[flag]}")
         rest = argv[at : at + 1] if takes_two else argv[at:]  # `get data logs` names a run and a path

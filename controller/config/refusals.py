@@ -147,7 +147,8 @@ def _wrong_choice(
         if said := OTHER_FLAGS.get(f"--{key.replace('_', '-')}"):
             return f"{key}: unknown group; {said}"
         longer = misspelled(key, choices) or [each for each in choices if each.startswith(key)]
-        near = near if len(near) == 1 else longer if len(key) > 4 else []  # mode is not model
+        is_sure = longer and (len(key) > 4 or value in choices[longer[0]])  # mode=x is not model=x
+        near = near if len(near) == 1 else longer if is_sure else []
         hint = f"did you mean {near[0]}={value if value in choices[near[0]] else '…'}? " if near else ""
         said = "a key stands behind its section, as in loop.steps=300"
         return f"{key}: unknown group; {hint}{said}; groups: {', '.join(choices)}"
@@ -291,12 +292,14 @@ def base_cure(section: str, file: OwnFile) -> str:
     from controller.config.compose import CONFIG_DIR, config_groups
 
     own = {text for key, value in file.root.value for text in (key.value, f"{key.value}: {value.value}")}
-    names, alike = config_groups()[section], dict[str, set[str]]()
+    names, texts, alike = config_groups()[section], dict[str, set[str]](), dict[str, set[str]]()
     for name in names:
         lines = (CONFIG_DIR / section / f"{name}.yaml").read_text().splitlines()
-        alike[name] = own & {text for line in lines for text in (line, line.partition(":")[0])}
+        texts[name] = {text for line in lines for text in (line, line.partition(":")[0])}
+        alike[name] = own & texts[name]
     if kind := next((text for text in own if text.startswith("kind: ")), ""):
-        names = [name for name in names if kind in alike[name]] or names
+        named = {name for name in names if any(text.startswith("kind: ") for text in texts[name])}
+        names = [name for name in names if kind in alike[name]] or [name for name in names if name not in named]
     names = sorted(names, key=lambda name: (-len(alike[name]), f"kind: {name}" != kind))
     others = f", or with another of {', '.join(names[1:])}" if names[1:] else ""
     return f"begin it with `defaults: [{names[0]}, _self_]`{others}"

@@ -7,6 +7,7 @@ import ast
 import difflib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -205,21 +206,34 @@ def meant_module(module: str, files: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> Iterator[tuple[str, str]]:
+def lacking_imports(source: Path | str, folder: Path, *, locked: bool) -> Iterator[str]:
+    """Yield each package that a program's file or text imports and the workers lack, and what was meant or cures it.
+
+    folder: where its imports begin. locked: as of `absent_imports`.
+    """
+    lacking = "this machine, whose packages the workers have, has no such package"
+    lacking = "env.packages=lock does not install it; name it in env.requirements" if locked else lacking
+    for absent, module in absent_imports(source, files := modules_in(folder), locked=locked):
+        hint = re.sub("^.* lies outside .*", "", meant_module(module, files))
+        yield "; ".join(filter(None, [f"{absent}, and {lacking}", hint]))
+
+
+def absent_imports(source: Path | str, files: Mapping[str, Path], *, locked: bool) -> Iterator[tuple[str, str]]:
     """Yield each package that a module of the user's own imports and the workers lack: the line's words, its name.
 
     Only what is imported in any case: at the top level of the module, and of further ones of the user's own.
 
     Args:
-        path: one of `files`, which are as from `module_files`.
+        source: one of `files`, which are as from `module_files`, or the text behind -c.
+        files: modules of the user's own, by their places.
         locked: whether workers have what env.packages=lock installs; else they have this machine's packages.
     """
-    seen, left = {path}, [path]
+    seen, left = {source}, [source]
     known = {"__main__", *OURS, *sys.stdlib_module_names, *(locked_packages() if locked else ())}
     while left:
-        path = left.pop()
+        source = left.pop()
         try:
-            tree = syntax_tree(path)
+            tree = ast.parse(source) if isinstance(source, str) else syntax_tree(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue  # `find_signature` reports it
         for node in tree.body:
@@ -235,7 +249,7 @@ def absent_imports(path: Path, files: Mapping[str, Path], *, locked: bool) -> It
                 if own or top in known or any(name.startswith(f"{top}/") for name in files):
                     continue
                 if locked or not is_importable(top):
-                    yield f"{path}, line {node.lineno}: imports {top}", top
+                    yield f"{'-c' if isinstance(source, str) else source}, line {node.lineno}: imports {top}", top
 
 
 def syntax_tree(path: Path) -> ast.Module:

@@ -226,10 +226,17 @@ def other_python(argv: Sequence[str], version: str) -> str:
     named = next((word for word in argv if PYTHON.fullmatch(word)), "python")
     if named.removeprefix("python") in ("", ".".join(version.split(".")[:2])):
         return ""
-    return f"{named} is not the Python of the packages, which is {version} (env.python); write python"
+    return f"{named} is not the Python of the packages, which is {version}; write python"
 
 
 def may_be_newer(argv: Sequence[str], version: str) -> bool:
     """Return whether words start a program of a newer Python than this one, which may have a newer syntax."""
     is_python = Path(started(argv, Path())[0][0]).name.startswith("python")
     return is_python and sys.version_info[:2] < tuple(map(int, version.split(".")[:2]))
+
+
+def python_text(argv: Sequence[str], folder: Path) -> tuple[str, Path] | None:
+    """Return the text behind Python's -c, and the folder where its imports begin; None without one."""
+    words, folder = started(argv, folder)
+    text = word_after(words, "-c") if Path(words[0]).name.startswith("python") else None
+    return (text, folder) if text and "sys.path" not in text else None

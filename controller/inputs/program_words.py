@@ -26,9 +26,9 @@ TELLS = re.compile(r"-[VhH?]+|--(version|help)[\w-]*")  # options that only say 
 SCRIPT_SUFFIXES = (".py", ".sh", ".bash", ".pl", ".jl")
 SHELL_OPERATORS = frozenset(["&&", "||", "|", ";", "&", ">", ">>", "<", "<<", "<<<", "2>", "2>>", "2>&1", "&>", "|&"])
 SHELL_WORDS = SHELL_OPERATORS | {
-    *(".", "alias", "case", "cd", "do", "done", "elif", "else", "eval", "exec", "export", "fi", "for", "function"),
-    *("if", "local", "popd", "pushd", "read", "set", "shift", "shopt", "source", "then", "trap", "ulimit", "umask"),
-    *("unset", "until", "wait", "while"),
+    *(".", "alias", "builtin", "case", "cd", "command", "declare", "do", "done", "elif", "else", "eval", "exec"),
+    *("exit", "export", "fi", "for", "function", "hash", "if", "let", "local", "popd", "pushd", "read", "set"),
+    *("shift", "shopt", "source", "then", "trap", "ulimit", "umask", "unset", "until", "wait", "while"),
 }
 """What a shell does itself; there is no such program. Builtins that are programs too, as `test`, are not among them."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
@@ -103,7 +103,7 @@ def started(argv: Sequence[str], folder: Path) -> tuple[list[str], Path]:
             inside = shlex.split(line)
         except ValueError:
             inside = []
-        if inside and shell_line(inside) is None and (_is_interpreter(inside[0]) or _is_script(inside[0])):
+        if inside and shell_line(inside) is None:
             return started(inside, folder)
     return words, folder
 

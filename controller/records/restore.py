@@ -220,7 +220,8 @@ def _no_record(here: Config, run_id: str) -> str:
         cloud = one_line(known[run_id].get("cloud") or "unknown")
         return f"{run_id}: no record of it on this machine (the table of runs has it, with cloud={cloud:.20})"
     near = difflib.get_close_matches(run_id, known, n=1)
-    return f"{run_id}: no such run on this machine{f' (did you mean {near[0]}?)' if near else ''}"
+    hint = f"did you mean {near[0]}?" if near else "`slipway runs` lists its runs"
+    return f"{run_id}: no such run on this machine ({hint})"
 
 
 def recorded_config(document: RunRecord, folder: Path) -> Config:

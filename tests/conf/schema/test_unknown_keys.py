@@ -51,6 +51,9 @@ def test_a_section_that_is_misspelt_is_named_as_keys_are(key: str, meant: str) -
         ("ssh.timeout", 30, "did you mean ssh.connect_timeout_seconds or ssh.ready_timeout_seconds?"),
         ("optimizer.type", "AdamW", "did you mean optimizer.kind?"),
         ("loop.maxNewTokens", 9, "did you mean loop.max_new_tokens?"),
+        ("model.dimension", 256, "did you mean model.dim?"),
+        ("model.normalization", "rms", "did you mean model.norm?"),
+        ("data.seq_len", 128, "did you mean loop.max_new_tokens or loop.max_prompt_length?"),
         ("data.num_workers", 4, "choices: bos, chat_template, chat_template_kwargs, eos, kind, largest_first"),
         ("data.dataset", "gsm8k", "a file of the group is chosen: data=gsm8k, in a file `override /data: gsm8k`"),
         ("dataset_name", "gsm8k", "a file of the group is chosen: data=gsm8k, in a file `override /data: gsm8k`"),
@@ -151,3 +154,27 @@ def test_no_limit_is_null(key: str, word: str) -> None:
 )
 def test_wandb_is_switched_in_every_spelling(word: str, on: int) -> None:
     assert (config(*TINY, f"logging.wandb={word}").logging.wandb is not None) == on
+
+
+def test_a_key_leads_to_that_of_the_kind_of_the_config() -> None:
+    lm = compose_raw(["loop=lm", "data=text", "model=tiny", "optimizer=adamw", "cloud=local", "data.path=x"])
+    assert unknown_key(lm, ["data", "seq_len"], 128) == "unknown key; did you mean loop.seq_len?"
+    puzzle = compose_raw(["+experiment=trm_sudoku"])
+    assert unknown_key(puzzle, ["data", "seq_len"], 81) == "unknown key; did you mean model.seq_len?"
+    for key in (["optimizer", "T_max"], ["lr_decay_iters"]):
+        meant = unknown_key(compose_raw(["+experiment=quickstart"]), key, 9)
+        assert meant == "unknown key; did you mean optimizer.schedule.horizon_steps?"
+    [said] = problems_of("+experiment=quickstart", "optimizer.schedule.decay_steps=100")
+    assert "did you mean optimizer.schedule.horizon_steps? Else set the section whole" in said
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("checkpoint.save_interval=10m", "must be a whole number, not '10m'; updates between checkpoints"),
+        ("checkpoint.save_interval=30min", "must be a whole number, not '30min'; updates between checkpoints"),
+        ("loop.steps=10M", "must be a whole number, not '10M'; did you mean 'loop.steps=10000000'?"),
+    ],
+)
+def test_a_number_with_a_unit_is_told_what_is_counted(word: str, said: str) -> None:
+    assert problems_of("+experiment=quickstart", word) == [f"{word.partition('=')[0]}: {said}"]

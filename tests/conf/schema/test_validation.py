@@ -78,7 +78,7 @@ COMMAND = ["program=command", "program.command=[a]"]
         ([*TINY, "optimizer.lr=1/0"], "optimizer.lr: must be a number, not '1/0'"),
         ([*TINY, "loop.batch_size=8"], "loop.batch_size: is of loop.kind=puzzle; did you mean loop.prompts_per_step?"),
         ([*LM, "loop.batch_size=8"], "loop.batch_size: is of loop.kind=puzzle; did you mean loop.total_batch_tokens?"),
-        ([*TINY, "loop.seq_len=8"], "loop.seq_len: is of loop.kind=lm; choose its group (loop=…), or remove"),
+        ([*TINY, "loop.seq_len=8"], "loop.seq_len: is of loop.kind=lm; did you mean loop.max_new_tokens or lo"),
         ([*TINY, "data=questions"], "data.source: is not set yet; write data.source=… (module:name of a function"),
         ([*TINY, "optimizer=custom"], "optimizer.rule: is not set yet; write optimizer.rule=…"),
         ([*TINY, "run.seed=0+5"], "run.seed: must be a whole number, not '0+5'"),

@@ -48,6 +48,21 @@ def test_what_is_no_json_line_is_told_apart(tmp_path: Path) -> None:
         assert said in found
 
 
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ('{"text": ', "line 3 is not JSON"),
+        ('["b"]', "line 3 is not an object with columns"),
+        ('{"txt": "b"}', "line 3 has no column 'text', which the first row has"),
+    ],
+)
+def test_a_later_line_that_is_no_row_is_told(tmp_path: Path, later: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "a"}}\n\n{later}\n{{"text": "c"}}\n')
+    [found] = issues(tmp_path)
+    assert said in found
+    assert issues(tmp_path, "data.on_bad_line=skip") == []
+
+
 EMPTY = b"\2\0\0\0\0\0\0\0{}"
 """A file of safetensors without a tensor."""
 MODEL = ("cloud.project=acme", "model=tiny", "loop=lm", "optimizer=adamw", "data=text", "data.path=/none")

@@ -165,7 +165,7 @@ def issues(rows: Path, *overrides: str) -> list[str]:
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     row = {"question": "2+2?", "final": 4, "level": 1}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n{}\n")
+    (tmp_path / "a.jsonl").write_text(2 * (json.dumps(row) + "\n"))
     (tmp_path / "slipway").mkdir()
     (tmp_path / "slipway" / "mine.py").write_text("def reward(response, answer, prompt, levle, other=1): return 0\n")
     return tmp_path

@@ -118,6 +118,8 @@ def test_flags_of_other_tools_lead_to_what_does_it_here(home: Path, flag: str) -
             "'model' is a folder, and chat takes a run, which `slipway runs` lists; an exported model is tr",
         ),
         ("generate ./model --prompt a", "`python -m trainer.chat ./model`"),
+        ("chat --model gemma", "chat: has no --model; it takes a run, which `slipway runs` lists: slipway chat RUN"),
+        ("generate --checkpoint=./a --prompt x", "generate: has no --checkpoint; it takes a run, which `slipway"),
         ("chat data", "no run has the id or name 'data' on this machine; `slipway runs` lists them"),
         ("export plain --to x", "'plain' is a folder, and export takes a run, which `slipway runs` lists"),
         ("status --tail 5", "status: has no --tail; it is a flag of logs; flags: "),

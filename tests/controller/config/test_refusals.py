@@ -343,6 +343,7 @@ def test_wandb_is_on_with_what_it_needs(value: str) -> None:
         ("entrypoint=scripts/run.sh", "`slipway run -- bash scripts/run.sh`"),
         ("tpu_name=mine", "tpu.name=mine"),
         ("checkpoint_every=50", "checkpoint.save_interval=50"),
+        ("lr_decay_steps=50", "optimizer.schedule.decay_steps=50 or optimizer.schedule.horizon_steps=50"),
     ],
 )
 def test_a_word_leads_to_what_does_the_same_here(word: str, meant: str) -> None:
@@ -352,6 +353,14 @@ def test_a_word_leads_to_what_does_the_same_here(word: str, meant: str) -> None:
 def test_a_file_of_a_group_comes_before_a_section_that_takes_no_word() -> None:
     assert refusal(["policy=gemma2_2b"]).startswith("policy: unknown group; did you mean model=gemma2_2b? ")
     assert refusal(["wandb=true"]) == "wandb: unknown group; did you mean logging.wandb=true?"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("modl=tiny", "model=tiny"), ("lop=grpo", "loop=grpo"), ("scal=tiny", "scale=tiny"), ("tpus=v4_8", "tpu=v4_8")],
+)
+def test_a_short_group_is_known_by_its_file(word: str, meant: str) -> None:
+    assert refusal([word]).startswith(f"{word.partition('=')[0]}: unknown group; did you mean {meant}?")
 
 
 @pytest.mark.parametrize("word", ["autoscale=true", "mode=train", "port=22", "include=src", "clouds=many"])

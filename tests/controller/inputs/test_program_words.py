@@ -153,6 +153,13 @@ PROGRAMS = {
                 "bash -cl ls",
             )
         ),
+        (["bash", "-c", "pythn plain.py --x 1"], "error pythn: there is no such program; did you mean python?"),
+        (["sh", "-ec", "ehco hi"], "error ehco: there is no such program on this machine"),
+        *((["bash", "-c", line], None) for line in ("exit 0", "true", "echo hi", "command ls", "declare x")),
+        (["python", "-c", "import nosuchpkg"], "warning -c, line 1: imports nosuchpkg, and this machine, whose"),
+        (["python3", "-c", "import json\nimport numppy"], "warning -c, line 2: imports numppy, and this machine"),
+        (["bash", "-c", "python -c 'from nosuch import x'"], "warning -c, line 1: imports nosuch, and this machine"),
+        (["python", "-c", "import plain, json"], None),
         (["python", "-c", "print(1)"], None),
         (["bash", "-c", "for i in 1 2; do python plain.py; done"], None),
         (["python", "-m", "lab.inner"], None),
@@ -221,6 +228,9 @@ def test_what_other_words_may_make_or_use_is_less_certain(
     assert said(*own[:1], "program.command=[ehco]", "env.packages=none") == []
     [other] = said(*own[:1], "program.command=[python3.9,train.py]", "env.packages=lock", "env.python='3.11'")
     assert other.startswith("warning program.command: python3.9 is not the Python of the packages, which is 3.11")
+    Path("train.py").touch()
+    [other] = said(*own[:1], "program.command=[python3.9,train.py]")
+    assert other.startswith("warning program.command: python3.9 is not the Python of the packages, which is 3.")
     for line in ("python -m http.server 8000 &", "nvtop > log 2>&1 & "):
         assert said(*own[:1], "program.command=[ls]", f'program.setup=[[bash,-c,"{line}"]]') == []
         [ends] = said(*own[:1], f'program.command=[bash,-c,"{line}"]')
