@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from conf.schema.topology import Topology, find_topology
-from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop import GrpoLoop, LmLoop
+from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs, with_model_overrides
@@ -169,15 +170,17 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
 
 
 def _computed_seconds(compiled: Compiled, experiment: RunFile) -> float:
-    """Return the seconds by the schedule; 0 if JAX cannot read it, as some of a compiler that is newer than JAX, or if
-    nobody publishes how fast the chip is.
+    """Return the seconds by the schedule; 0 if no forecast has a use for them (`slices.why_none`), or JAX cannot read
+    the schedule of a compiler that is newer than it.
     """
-    try:
-        text = compiled.as_text()
-    except jax.errors.JaxRuntimeError:
-        text = None
     slice_ = find_topology(experiment.pod.accelerator_type)
-    return 0.0 if text is None or not has_rates(slice_) else step_time(parse(text), device_rates(slice_)).total
+    dense = isinstance(experiment.model, Model) and experiment.model.experts is None
+    if not (isinstance(experiment.loop, LmLoop) and dense and has_rates(slice_)):
+        return 0.0  # for a schedule that it cannot read, XLA prints a stack trace
+    try:
+        return step_time(parse(compiled.as_text() or ""), device_rates(slice_)).total
+    except jax.errors.JaxRuntimeError:
+        return 0.0
 
 
 def requested_gib(output: str) -> float:

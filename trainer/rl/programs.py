@@ -160,7 +160,8 @@ def _sampling_programs(
     longest_only: as in `SamplerPrograms.list_programs`.
     """
     state, reference = _resident_arrays(experiment, mesh)
-    yield Program("reshard", sampler.reshard, (state.params,), resident=(state.optimizer, reference))
+    for name, function, there in sampler.reshard_programs():
+        yield Program(name, function, (state.params,), resident=(state.optimizer, reference, there))
     listed = [*sampler.list_programs(loop.group_size, longest_only=longest_only)]
     if loop.environment.name is not None:  # from the second turn on, each episode is a prompt of its own
         later = sampler.list_programs(1, longest_only=longest_only)

@@ -21,6 +21,7 @@ from conf.schema.training.layer_kinds import holders, plain_name
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.models import weights
+from trainer.models.attention import LANES
 from trainer.models.decoder import unstack_layers
 from trainer.models.delta_net import Memory
 from trainer.models.weights import Params
@@ -46,9 +47,9 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
     all-reduces per layer; sharded as for training (`fsdp`), all weights would be gathered for each token. `expert`
     splits experts alone.
 
-    If `settings.mesh` is None, expert is as for training, and tensor the smallest size that makes the copy small on
-    each device, among those that divide heads, feed-forward width, vocabulary and the devices that are left; otherwise
-    the largest of them. Raises RunFileError.
+    If `settings.mesh` is None, tensor is the smallest size that makes the copy small on each device, among those that
+    divide heads, widths, vocabulary and the devices; otherwise the largest of them. expert is as for training, but if
+    the copy is not small so: then it takes the devices that tensor leaves. Raises RunFileError.
     """
     devices, expert = math.prod(mesh.shape.values()), mesh.shape["expert"]
     if settings.mesh is not None:
@@ -58,21 +59,11 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
             raise RunFileError(f"loop.sampler.{error}") from None
         tensor, expert = sizes["tensor"], sizes["expert"]
     else:
-        common = math.gcd(
-            devices // expert,
-            cfg.num_kv_heads,
-            cfg.num_global_kv_heads or 0,
-            cfg.per_layer_dim,
-            cfg.delta_net.num_key_heads if cfg.delta_net is not None else 0,
-            cfg.num_heads,
-            cfg.mlp_dim,
-            getattr(cfg.experts, "inner_dim", None) or 0,
-            cfg.shared_dim,
-            cfg.vocab_size,
-        )
         size = weights.num_params(cfg) * jnp.dtype(sampler_model(cfg, settings).activation_dtype).itemsize
-        possible = [n for n in range(1, common + 1) if common % n == 0]
+        possible = _tensor_sizes(cfg, devices // expert)
         tensor = next((n for n in possible if size // n <= SMALL_MODEL_BYTES), possible[-1])
+        if cfg.experts is not None and size // tensor > SMALL_MODEL_BYTES:
+            expert = math.gcd(cfg.experts.count, devices // tensor)
     assert mesh.devices is not None, "a mesh of devices"
     arranged = mesh.devices.reshape(devices // (tensor * expert), 1, tensor, expert)
     found = Mesh(arranged, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
@@ -81,6 +72,28 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
     except RunFileError as error:
         raise RunFileError(f"loop.sampler.{error}") from None
     return found
+
+
+def _tensor_sizes(cfg: Model, devices: int) -> list[int]:
+    """Return the sizes of the axis `tensor` that split the model evenly, in order.
+
+    Parts of an expert's width are whole lanes: on TPU, others would be padded, and copied before each chunk.
+    """
+    common = math.gcd(
+        devices,
+        cfg.num_kv_heads,
+        cfg.num_global_kv_heads or 0,
+        cfg.per_layer_dim,
+        cfg.delta_net.num_key_heads if cfg.delta_net is not None else 0,
+        cfg.num_heads,
+        cfg.mlp_dim,
+        cfg.shared_dim,
+        cfg.vocab_size,
+    )
+    if cfg.experts is not None:
+        width = cfg.experts.inner_dim or cfg.mlp_dim
+        common = math.gcd(common, width if width % LANES else width // LANES)
+    return [n for n in range(1, common + 1) if common % n == 0]
 
 
 def copy_params(params: Params, cfg: Model) -> Params:
@@ -143,6 +156,22 @@ class _OnMesh:
             return self.function.lower(*arguments)
 
 
+RESHARD_BYTES = 2 << 30
+"""Most bytes of the copy that one program moves to a device: there they are twice, as they arrive and as they stay."""
+
+
+def _in_parts(arrays: list[jax.ShapeDtypeStruct]) -> list[slice]:
+    """Return the copy's arrays in parts of at most RESHARD_BYTES per device, or of one array."""
+    begins, size = [0], 0
+    for number, array in enumerate(arrays):
+        assert array.sharding is not None, "the copy is on the mesh"
+        own = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        if number > begins[-1] and size + own > RESHARD_BYTES:
+            begins, size = [*begins, number], 0
+        size += own
+    return [slice(*ends) for ends in pairwise([*begins, len(arrays)])]
+
+
 MAX_PREFILL_TOKENS = 16_384
 """Maximum prompt tokens per prefill; their keys and values wait on every device."""
 
@@ -154,7 +183,6 @@ class SamplerPrograms:
     """Compiled programs for a model and its settings, for each prompt bucket and cache length that they depend on.
 
     Attributes:
-        reshard: weights to their copy.
         prefill: (copy, tokens [P, bucket], lengths [P]) to PrefillResult.
         insert_prompts: (Slots, PrefillResult, int32 [3, slots]: source, length and row of each slot) to Slots. Donates
             the slots.
@@ -181,7 +209,8 @@ class SamplerPrograms:
             randomness = jax.random.wrap_key_data(key)
             return decode.decode(copy, self.cfg, settings, ends, slots, wanted, randomness, temperature)
 
-        self.reshard = self._jit("reshard", lambda params: copy_params(params, self.cfg), copy)
+        arrays, (specs, self._tree) = jax.tree.leaves(abstract_params(self.cfg, self.mesh)), jax.tree.flatten(copy)
+        self._parts = [(arrays[part], self._build_reshard(part, specs[part])) for part in _in_parts(arrays)]
         computed = self._per_device(partial(prefill, self.cfg, settings), (copy, ROW_SHARDED, ROW_SHARDED), own)
         self.prefill = self._jit("prefill", computed, waiting)
         self.insert_prompts = self._jit(
@@ -200,6 +229,17 @@ class SamplerPrograms:
             for length in lengths
         }
         self._resize = {length: self._build_resize(length, slots) for length in lengths}
+
+    def reshard(self, params: Params) -> Params:
+        """Return the copy of the weights."""
+        return self._tree.unflatten(array for _, move in self._parts for array in move(params))
+
+    def reshard_programs(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield name, function and arrays that are there already, of each part of `reshard`."""
+        there = list[jax.ShapeDtypeStruct]()
+        for number, (arrays, move) in enumerate(self._parts, 1):
+            yield f"reshard_{number}" if number > 1 else "reshard", move, tuple(there)
+            there += arrays
 
     def init_slots(self, length: int) -> Slots:
         """Return slots without rows, with a cache of this length."""
@@ -228,7 +268,7 @@ class SamplerPrograms:
     def list_programs(
         self, samples: int, *, longest_only: bool = False
     ) -> Iterator[tuple[str, Any, tuple[Any, ...], Any]]:
-        """Yield name, function, abstract arguments and other resident arrays of each program except `reshard`.
+        """Yield name, function, abstract arguments and other resident arrays of each program but those of `reshard`.
 
         Shapes are those of the longest prompts. samples: responses per prompt; longest_only: of programs for several
         lengths of the cache, only that which needs the most memory.
@@ -264,6 +304,14 @@ class SamplerPrograms:
         slots = jax.eval_shape(self._on_mesh(empty))
         return self._abstract(slots, self._slot_specs())
 
+    def _build_reshard(self, part: slice, specs: list[PartitionSpec]) -> Any:
+        """Return the program that gives these of the copy's arrays, and is told of all weights that are there."""
+
+        def moved(params: Params) -> list[jax.Array]:
+            return jax.tree.leaves(copy_params(params, self.cfg))[part]
+
+        return self._jit("reshard", moved, specs, keep_unused=True)
+
     def _build_resize(self, length: int, slots: Slots) -> Any:
         """Return the program that gives the cache this length. slots: partitions."""
 
@@ -296,11 +344,20 @@ class SamplerPrograms:
             return function
         return lambda *arguments: jax.shard_map(function, in_specs=taken, out_specs=given, check_vma=False)(*arguments)
 
-    def _jit(self, name: str, function: Callable[..., Any], given: Any, donated: tuple[int, ...] = ()) -> Any:
+    def _jit(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        given: Any,
+        donated: tuple[int, ...] = (),
+        *,
+        keep_unused: bool = False,
+    ) -> Any:
         """Jit for the sampler's mesh. given: partitions of the results."""
         on_mesh = self._on_mesh(function)
         on_mesh.__name__ = name  # the name in logs and profiles
-        return _OnMesh(jax.jit(on_mesh, out_shardings=self._shardings(given), donate_argnums=donated), self.mesh)
+        how = {"out_shardings": self._shardings(given), "donate_argnums": donated, "keep_unused": keep_unused}
+        return _OnMesh(jax.jit(on_mesh, **how), self.mesh)
 
     def _on_mesh(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that is traced for the sampler's mesh, regardless of the caller's mesh."""

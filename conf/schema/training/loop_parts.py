@@ -70,8 +70,8 @@ class Sampling(Strict):
         description="Dtype of the sampler's weights, activations and cache. null: model.activation_dtype."
     )
     mesh: Mesh | None = Field(
-        description="Mesh of the same devices, with fsdp=1. null: expert is as for training, tensor is set by weight "
-        "size and head count."
+        description="Mesh of the same devices, with fsdp=1. null: tensor is set by weight size, heads and widths; "
+        "expert is as for training, or splits large experts over the devices that tensor leaves."
     )
     workers: int = Field(
         ge=0,

@@ -130,15 +130,16 @@ def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
 
 @needs_compiler
 def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
-    """The update needs 0.34 GiB if it keeps everything and 0.19 if it keeps little, and may use 0.27."""
+    """The update needs 0.34 GiB by libtpu 0.0.50.1, 0.18 by 0.0.52, and less if it keeps little."""
     wide = {"dim": 128, "mlp_dim": 4096, "attention": "plain", "remat": "none", "scan_layers": True}
     raw = on(lm_run, "v5litepod-1", 1, ONE, **wide)
     raw["loop"] |= {"total_batch_tokens": 16 * 256, "seq_len": 256, "micro_batch_size": None}
-    raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE_HBM_FRACTION)
+    (needed,) = json.loads(run(raw, tmp_path, "--json", "--only", "update").stdout)["programs"]
+    raw["pod"]["hbm_bytes_per_chip"] = int(0.95 * needed["peak_gib"] * GIB / USABLE_HBM_FRACTION)
     ended = run(raw, tmp_path, "--json", code=2)
     found = json.loads(ended.stdout)
     assert next(v["short_gib"] for v in found["programs"] if v["name"] == "update") > 0
-    assert "tried model.remat=full" in ended.stderr
+    assert "tried model.remat=" in ended.stderr
     assert all(v["fits"] for v in found["fix"]["programs"])
 
 
