@@ -3,7 +3,6 @@
 import ipaddress
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 
 from conf.schema.assets import RemoteFile
 from conf.schema.config import Config
-from controller.checks.input_hugging_face import build_token, hub_file
+from controller.checks.input_hugging_face import build_token, free_here, hub_file, known_secrets
 from controller.context import Context, format_size
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
@@ -169,11 +168,7 @@ def files_can_be_fetched(plan: Plan, context: Context) -> Iterator[Issue]:
 
 
 def _questions(plan: Plan, context: Context, asset: ResolvedAsset, files: list[AssetFile]) -> Iterator[Issue]:
-    try:
-        plan.vault.load(context.google)
-        secrets = plan.vault.values()
-    except (ConfigError, ServiceDisabledError):
-        secrets = {}  # another check reports it
+    secrets = known_secrets(plan, context)
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
         answers = list(pool.map(lambda file: _ask(file, token_for(file, secrets)), files))
     for file, answer in zip(files, answers, strict=True):
@@ -204,8 +199,7 @@ def _ask(file: AssetFile, token: str | None) -> int | DownloadError | None:
 
 
 def _disk(plan: Plan, asset: ResolvedAsset, files: list[AssetFile], size: int) -> Iterator[Issue]:
-    folder = Path(plan.config.run.state_dir).expanduser()
-    free = shutil.disk_usage(folder if folder.is_dir() else Path.home()).free
+    folder, free = free_here(plan)
     parts = sum(part.stat().st_size for part in map(part_path, (file.local for file in files)) if part.is_file())
     others = [file for file in files if hub_file(file.url or "") is None]  # the check `laptop_disk` adds those up
     if others and size - parts > free and not fetched_on_pod(plan.config, asset):

@@ -18,7 +18,7 @@ from controller.core.text import nearest_names, plural
 from controller.gcp.google_errors import ForbiddenError, NotFoundError
 from controller.inputs.addresses import BUILT_IN_TOKENIZERS, What, address_problem, how_to_ship
 from controller.inputs.code_files import POINTERS
-from controller.inputs.resolved_assets import ALWAYS_SKIPPED, path_exists
+from controller.inputs.resolved_assets import files_below, path_exists
 
 BUCKET = "gs://"
 MISSING = "???"
@@ -181,13 +181,10 @@ def _files_of_asset(config: Config, value: str) -> list[Found] | None:
     root = Path(asset.path).expanduser() if asset.path is not None else None
     if root is None or not path_exists(root):
         return None  # made by a command later, or reported by `asset_here`
-    if root.is_file():
-        return [Found(root.name, root.stat().st_size)]
-    below = ((path, path.relative_to(root)) for path in root.rglob("*"))
+    one = root.is_file()
     return [
-        Found(name.as_posix(), path.stat().st_size)
-        for path, name in below
-        if path.is_file() and not ALWAYS_SKIPPED & set(name.parts)
+        Found(root.name if one else path.relative_to(root).as_posix(), path.stat().st_size)
+        for path in files_below(root)
     ]
 
 

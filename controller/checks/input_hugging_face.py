@@ -133,7 +133,7 @@ def _sources(plan: Plan, context: Context) -> Iterator[HubSource]:
         for file in asset.files:
             found = hub_file(file.url or "")
             if found is not None and not file.local.is_file():
-                secrets = _secrets(plan, context) if secrets is None else secrets
+                secrets = known_secrets(plan, context) if secrets is None else secrets
                 token = token_for(file, secrets) or ""
                 yield HubSource(f"{key}.files.{file.name}.url", *found, token, LOG_IN, local=file.local)
 
@@ -149,12 +149,19 @@ def build_token(plan: Plan, context: Context, asset: ResolvedAsset) -> str | Non
     return plan.vault.values().get(HUB_TOKEN) or (None if plan.config.cloud.kind == "here" else "")
 
 
-def _secrets(plan: Plan, context: Context) -> dict[str, str]:
+def known_secrets(plan: Plan, context: Context) -> dict[str, str]:
+    """Return the secrets of a plan by their names; none if they cannot be read."""
     try:
         plan.vault.load(context.google)
     except (ConfigError, ServiceDisabledError):
         return {}  # another check reports it
     return plan.vault.values()
+
+
+def free_here(plan: Plan) -> tuple[Path, int]:
+    """Return the state folder, to which files are downloaded, and the free bytes of its disk."""
+    folder = Path(plan.config.run.state_dir).expanduser()
+    return folder, shutil.disk_usage(folder if folder.is_dir() else Path.home()).free
 
 
 def hub_file(url: str) -> tuple[str, str, str, str] | None:
@@ -288,8 +295,7 @@ def _questions(plan: Plan, context: Context, asset: ResolvedAsset, key: str) -> 
     access = hub_access(plan.vault)
     commit, files = list_source(address, access)
     require_readable(address, commit, files, access)
-    folder = Path(plan.config.run.state_dir).expanduser()
-    free = shutil.disk_usage(folder if folder.is_dir() else Path.home()).free
+    folder, free = free_here(plan)
     size = sum(file.size for file in files)
     most = sum(sorted((file.size for file in files), reverse=True)[:THREADS])
     if most > free and not fetched_on_pod(plan.config, asset):

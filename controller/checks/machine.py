@@ -17,7 +17,7 @@ from pathlib import Path
 from conf.schema.cloud import HereCloud
 from conf.schema.config import Config
 from conf.xla_flags import VARIABLES, complaint, ignored_words
-from controller.checks.input_hugging_face import COMMANDS, HubSource, download_bytes, hub_sources
+from controller.checks.input_hugging_face import COMMANDS, HubSource, download_bytes, free_here, hub_sources
 from controller.config.this_machine import Devices, find_devices
 from controller.context import Context, format_size
 from controller.core.errors import ConfigError
@@ -69,12 +69,11 @@ def programs_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
 def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
     """Downloads go through run.state_dir on this machine, and a full disk ends them after hours."""
     elsewhere = tuple(f"assets.{asset.path}." for asset in plan.assets if fetched_on_pod(plan.config, asset))
-    folder = Path(plan.config.run.state_dir).expanduser()
     sizes = Counter[str]()
     for source in hub_sources(plan, context):
         if not source.key.startswith(elsewhere):
             sizes[source.key] += _bytes_to_come(source)
-    free = shutil.disk_usage(folder if path_exists(folder) else Path.home()).free
+    folder, free = free_here(plan)
     if sizes.total() > free:
         largest = max(sizes, key=lambda key: sizes[key])
         size = format_size(sizes.total())

@@ -15,6 +15,7 @@ import time
 import urllib.error
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from controller.core.errors import CloudError
@@ -60,20 +61,26 @@ def explain(error: Exception, url: str, token: str | None) -> DownloadError:
     return DownloadError(f"cannot fetch {place}: {error}", permanent)
 
 
+def _ask(url: str, token: str | None, part: str, timeout: float) -> Any:
+    """Open a file of the web, or a part of its bytes. Raises OSError, HTTPException and ValueError."""
+    from urllib.request import Request, urlopen  # with ssl; most verbs ask nobody
+
+    request = Request(url, headers={"Range": f"bytes={part}"} if part else {})  # noqa: S310 - http(s) by schema
+    if token:  # hosts redirect to storage, which must not get the token
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    return urlopen(request, timeout=timeout)  # noqa: S310
+
+
 def find_file(url: str, token: str | None) -> int | None:
     """Ask for the first byte of a file, as its download will; return its size, None if that is not told.
 
     Raises:
         DownloadError: the server refuses it, or does not answer.
     """
-    from http.client import HTTPException  # with ssl; most verbs ask nobody
-    from urllib.request import Request, urlopen
+    from http.client import HTTPException
 
-    request = Request(url, headers={"Range": "bytes=0-0"})  # noqa: S310 - http(s) by schema
-    if token:  # hosts redirect to storage, which must not get the token
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urlopen(request, timeout=CHECK_SECONDS) as answer:  # noqa: S310
+        with _ask(url, token, "0-0", CHECK_SECONDS) as answer:
             told = answer.headers.get("Content-Length")
             if answer.status == 206:
                 told = (answer.headers.get("Content-Range") or "").rpartition("/")[2]
@@ -161,18 +168,11 @@ def _hash(part: Path) -> str:
 
 def _download(url: str, part: Path, token: str | None, moved: Callable[[int], None]) -> None:
     """Download the rest of a file, or all of it from a server that sends no ranges. Raises DownloadError."""
-    import urllib.error
-    import urllib.request  # with ssl; most verbs download nothing
     from http.client import HTTPException
 
-    request = urllib.request.Request(url)  # noqa: S310 - http(s) by schema
-    if token:  # hosts redirect to storage, which must not get the token
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
     size = _size(part)
-    if size:
-        request.add_header("Range", f"bytes={size}-")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+        with _ask(url, token, f"{size}-" if size else "", TIMEOUT_SECONDS) as answer:
             if answer.status != 206:
                 moved(-size)
                 size = 0

@@ -221,11 +221,9 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
 
 def local_files(path: Path, hashes: HashCache) -> tuple[AssetFile, ...]:
     """Return the files at or below `path` with their hashes; empty if it does not exist."""
-    if path.is_file():
-        return (AssetFile(path.name, path, hashes.digests([path])[path].sha256),)
-    found = files_below(path)
-    known = hashes.digests(found)
-    return tuple(AssetFile(p.relative_to(path).as_posix(), p, known[p].sha256) for p in found)
+    known = hashes.digests(files_below(path))
+    one = path.is_file()
+    return tuple(AssetFile(path.name if one else p.relative_to(path).as_posix(), p, known[p].sha256) for p in known)
 
 
 def files_below(path: Path) -> list[Path]:
