@@ -29,7 +29,7 @@ from trainer.models import experts, weights
 from trainer.optimizer.rules import matrix_views
 from trainer.pretrained import store
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
-from trainer.sampler.programs import sampler_mesh
+from trainer.sampler.copies import sampler_mesh
 from trainer.step import train_step
 from trainer.telemetry.throughput import model_flops
 

@@ -14,7 +14,6 @@ from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.models import weights
 from trainer.sampler import Distribution, SamplerSettings, decode
-from trainer.sampler import programs as programs_module
 from trainer.sampler.decode import Said, change_logits, sample_token, truncate_logits
 from trainer.sampler.programs import SamplerPrograms
 
@@ -81,58 +80,6 @@ def test_local_layers_hold_their_window_only():
         lambda: decode.init_slots(cfg, SamplerSettings(PROMPT, RESPONSE, SLOTS, 8), SLOTS, PROMPT + RESPONSE)
     )
     assert [ring.shape for ring in slots.cache.values] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
-
-
-@pytest.mark.parametrize(("model", "tensor"), [("gemma2_2b", 4), ("gemma2_9b", 8), ("gemma3_1b", 1), ("tiny", 1)])
-def test_the_mesh_is_derived_from_weights_and_heads(model, tensor):
-    """As large as makes the copy small, as the key heads allow; gemma3_1b has one."""
-    settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8)
-    found = programs_module.sampler_mesh(Model(**load_group(f"model/{model}")), settings, make_mesh(1, 8, 1))
-    assert dict(found.shape) == {"data": 8 // tensor, "fsdp": 1, "tensor": tensor, "expert": 1}
-
-
-@pytest.mark.parametrize(
-    ("sizes", "tensor", "expert"),
-    [
-        ({"inner_dim": 6}, 2, 4),
-        ({"shared_dim": 6}, 2, 4),
-        ({}, 4, 2),
-        ({"inner_dim": 6, "count": 3}, 2, 1),  # three experts are not split over four devices
-        ({"inner_dim": 768}, 2, 4),  # parts of 192 would be no whole lanes of 128
-    ],
-)
-def test_the_mesh_splits_each_width_of_experts_and_the_rest_splits_experts(sizes, tensor, expert):
-    own = {"count": 4, "per_token": 2, "norm_topk_prob": True} | sizes
-    cfg = model_of(num_layers=500, dim=2048, num_heads=4, num_kv_heads=4, mlp_dim=1024, vocab_size=512, experts=own)
-    settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8)
-    found = programs_module.sampler_mesh(cfg, settings, make_mesh(1, 8, 1))
-    assert (found.shape["tensor"], found.shape["expert"]) == (tensor, expert)
-
-
-@pytest.mark.parametrize("sizes", [(1, 4, 1), (1, 2, 2)])
-def test_a_copy_that_is_moved_in_parts_is_the_copy(sizes, monkeypatch):
-    """At most so much arrives at once, or one array; what arrived before is told to `fit`."""
-    cfg, mesh = model_of(), make_mesh(*sizes)
-    settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8, dtype="float32")
-    params = jax.jit(
-        lambda: weights.init_params(cfg, jax.random.key(0)), out_shardings=weights.param_shardings(cfg, mesh)
-    )()
-    whole = SamplerPrograms(cfg, settings, mesh, ends=(1,))
-    assert [name for name, *_ in whole.reshard_programs()] == ["reshard"]
-    most = 40_000
-    monkeypatch.setattr(programs_module, "RESHARD_BYTES", most)
-    parted = SamplerPrograms(cfg, settings, mesh, ends=(1,))
-    with jax.set_mesh(mesh):
-        jax.tree.map(np.testing.assert_array_equal, parted.reshard(params), whole.reshard(params))
-        before = 0
-        for number, (name, function, there) in enumerate(parted.reshard_programs(), 1):
-            assert name == ("reshard" if number == 1 else f"reshard_{number}")
-            assert sum(math.prod(x.shape) * 4 for x in there) == before
-            moved = function(params)
-            assert len(moved) == 1 or sum(x.nbytes for x in moved) <= most
-            before += sum(x.nbytes for x in moved)
-    assert number > 3
-    assert before == sum(x.nbytes for x in jax.tree.leaves(whole.reshard(params)))
 
 
 LOGITS = jnp.array([0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 1.5, -2.0])

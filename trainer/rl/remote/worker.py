@@ -32,7 +32,7 @@ from trainer.rl.remote.server import ADDRESS_FILE
 from trainer.rl.remote.wire import Arrays, Channel, WireError
 from trainer.rl.rollouts import reward_names, score_sample
 from trainer.sampler import Completion, Sampler, SamplerSettings
-from trainer.sampler.programs import abstract_params
+from trainer.sampler.copies import abstract_params
 
 Scored = tuple[Completion, Future[RewardResult]]
 
