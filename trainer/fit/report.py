@@ -223,9 +223,10 @@ def report_json(
 
 def report_lines(chosen: RunFile, verdicts: list[MemoryReport]) -> list[str]:
     title = f"{chosen.pod.accelerator_type}, remat {chosen.model.remat}; GiB per chip, FLOPs of all chips"
-    head = f"{'program':<12}{'fits':<6}{'peak':>8}{'of':>8}{'arguments':>11}{'temps':>8}{'beside':>8}"
+    wide = max([12, *(len(v.name) + 2 for v in verdicts)])
+    head = f"{'program':<{wide}}{'fits':<6}{'peak':>8}{'of':>8}{'arguments':>11}{'temps':>8}{'beside':>8}"
     rows = [
-        f"{v.name:<12}{'yes' if v.fits else 'NO':<6}{v.peak_gib:>8.2f}{v.hbm_gib:>8.2f}{v.argument_gib:>11.2f}"
+        f"{v.name:<{wide}}{'yes' if v.fits else 'NO':<6}{v.peak_gib:>8.2f}{v.hbm_gib:>8.2f}{v.argument_gib:>11.2f}"
         f"{v.temp_gib:>8.2f}{v.beside_gib:>8.2f}{v.flops:>11.2e}{v.recomputed_flops:>12.2e}{v.compile_seconds:>7.0f} s"
         for v in verdicts
     ]

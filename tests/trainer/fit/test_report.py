@@ -286,3 +286,11 @@ def test_a_compilation_is_told_when_it_begins_and_when_it_ends(lm_run, monkeypat
     ended = "6.21 GiB of 15.75, 77 s\n"
     assert seen == [f"compiling {first} …\n", f"{first}: {ended}compiling {second} …\n"]
     assert capsys.readouterr().err == f"{second}: {ended}"
+
+
+@pytest.mark.parametrize("names", [["update", "resize_768_to_1536"], ["update"], []])
+def test_the_columns_of_programs_stand_below_their_titles(names, lm_run):
+    verdicts = [memory.MemoryReport(name, True, 6.21, 0, 1, 1, 0, 15.75, 1, 0, 77.3) for name in names]
+    _, head, *rows = report.report_lines(RunFile.model_validate(lm_run), verdicts)
+    assert {row.index(" yes ") + 1 for row in rows} <= {head.index("fits")}
+    assert {len(row) for row in rows} <= {len(head)}
