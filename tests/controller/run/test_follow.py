@@ -4,6 +4,7 @@ import itertools
 import re
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -229,6 +230,39 @@ def test_while_nothing_is_reachable_it_is_waited_for() -> None:
     assert outcome.verdict.kind is VerdictKind.FINISHED
     notes = [e.message for e in events if e.kind == "note"]
     assert any(re.match(r"network lost: Google's API does not respond.*waiting$", note) for note in notes), notes
+
+
+def test_silence_counts_from_the_end_of_maintenance() -> None:
+    """Workers that come back one after the other are not lost because nobody could answer for ten minutes."""
+
+    class SetClock(Clock):
+        at = 0.0
+
+        def monotonic(self) -> float:
+            return self.at
+
+    clock, seen = SetClock(), [PodStatus("REPAIRING")]
+    policy = recovery().model_copy(update={"heartbeat_timeout_seconds": 60.0, "hang_timeout_seconds": 60.0})
+    context = make_context(None, clock=clock)
+    watched = Follower(
+        context, NODE, cast(Fleet, FakeFleet([[]], [[]])), "run", 1, policy, 0.05, is_cancelled=lambda: False
+    )
+    streams = [module._Stream(0, 0, last_heard=0.0, opened=0.0) for _ in ENDPOINTS]
+    pod: Any = SimpleNamespace(error=None, api_up_since=0.0, latest=lambda: seen[0])
+    steps = module.StepTracker(last_activity=0.0)
+
+    def told(at: float) -> VerdictKind:
+        clock.at = at
+        verdict = watched._diagnose(streams, pod, steps)
+        assert watched._should_wait(verdict) == (verdict.kind is VerdictKind.MAINTENANCE)
+        return verdict.kind
+
+    assert told(600.0) is VerdictKind.MAINTENANCE
+    seen[0] = READY
+    streams[0].last_heard = 600.5
+    assert told(601.0) is VerdictKind.RUNNING
+    streams[0].last_heard = steps.last_activity = 660.0
+    assert told(661.0) is VerdictKind.WORKER_LOST  # now it has had a minute
 
 
 def test_what_google_refuses_for_good_is_told() -> None:

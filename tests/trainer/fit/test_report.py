@@ -37,7 +37,7 @@ def run(raw: dict, folder: Path, *flags: str, code: int = 0) -> subprocess.Compl
     file.write_text(yaml.safe_dump(raw))
     command = [sys.executable, "-m", "trainer.fit", str(file), *flags]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for CPU tests
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=env)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=False, env=env)
     assert ended.returncode == code, ended.stderr[-2000:]
     return ended
 
@@ -144,15 +144,8 @@ def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("experiment", "only"),
-    [
-        ("gemma4_e2b_gsm8k", {"reshard", "decode"}),
-        ("qwen3_5_4b_gsm8k", {"reshard", "decode"}),
-        ("qwen3_30b_a3b_gsm8k", {"update", "reshard", "decode"}),
-    ],
-)
-def test_what_needs_most_memory_of_the_experiments_with_large_models_fits(experiment, only, tmp_path):
+@pytest.mark.parametrize("experiment", ["gemma4_e2b_gsm8k", "qwen3_5_4b_gsm8k", "qwen3_30b_a3b_gsm8k"])
+def test_the_sampler_of_the_experiments_with_large_models_fits(experiment, tmp_path):
     """On the slices that they rent; the sampler's copy is moved in parts, each beside those before it."""
     from controller.config.compose import compose
     from controller.config.run_yaml import render
@@ -161,7 +154,7 @@ def test_what_needs_most_memory_of_the_experiments_with_large_models_fits(experi
     assert config is not None, problems
     assets = [*config.assets.datasets, *config.assets.models]
     raw = yaml.safe_load(render(config, "fit", "bucket", {name: name for name in assets}))
-    parts = {f"reshard_{number}" for number in range(2, 20)}
+    only, parts = {"reshard", "decode"}, {f"reshard_{number}" for number in range(2, 20)}
     found = json.loads(run(raw, tmp_path, "--json", "--only", ",".join(only | parts)).stdout)["programs"]
     assert only < {verdict["name"] for verdict in found} < only | parts
     for verdict in found:
