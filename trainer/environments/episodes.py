@@ -20,7 +20,7 @@ from conf.schema.training.loop import GrpoLoop
 from trainer.data.prompting import Problem, PromptEncoder, Question
 from trainer.environments.pool import CAUSES, EnvironmentPool, Step
 from trainer.models.weights import Params
-from trainer.sampler import Completion, Conversations, Sampler
+from trainer.sampler import Completion, Sampler
 
 
 class NothingFitsError(RunFileError):
@@ -33,7 +33,7 @@ class Episode:
 
     tokens: all after the prompt; by_model: 1 for those that the policy wrote; logprobs: of these, 0 for others; turns:
     (who, text); finished: False if a limit ended it; failure: see `pool.CAUSES`; routes: as of `Completion`, of each
-    token's first computation; prefilled: tokens that were computed as prompts; recomputed: turns before which all were.
+    token's first computation.
     """
 
     question: Question
@@ -47,8 +47,6 @@ class Episode:
     failure: str = ""
     reason: str = ""
     routes: np.ndarray | None = None
-    prefilled: int = 0
-    recomputed: int = 0
 
     @property
     def responses(self) -> list[str]:
@@ -97,23 +95,19 @@ class Episodes:
         Raises RunFileError if every episode failed.
         """
         episodes = [Episode(question) for question in questions for _ in range(samples)]
-        live, draw, kept = [*range(len(episodes))], self._pool.new_draw(), Conversations()
+        live, draw = [*range(len(episodes))], self._pool.new_draw()
         for turn in range(self._max_turns):
             if not live:
                 break
             prompts = [[*episodes[i].question.prompt_tokens, *episodes[i].tokens] for i in live]
             if turn == 0:  # the samples of a question share its prompt
-                first = prompts[::samples]
-                drawn = sampler.generate(copy, first, samples, key, temperature, between, conversations=kept)
+                drawn = sampler.generate(copy, prompts[::samples], samples, key, temperature, between)
             else:
                 keys = jax.random.fold_in(key, turn)
-                own = {"numbers": live, "conversations": kept}
-                drawn = sampler.generate(copy, prompts, 1, keys, temperature, between, **own)
+                drawn = sampler.generate(copy, prompts, 1, keys, temperature, between, numbers=live)
             waiting = dict[int, Future[Step]]()
             for completion in drawn:
                 number = live[completion.row]
-                episodes[number].prefilled += completion.prefilled
-                episodes[number].recomputed += turn > 0 and completion.prefilled == len(prompts[completion.row])
                 goes_on = self._add_response(episodes[number], completion) and turn + 1 < self._max_turns
                 if number % jax.process_count() == jax.process_index():
                     waiting[number] = self._submit(draw, number, episodes[number], final=not goes_on)
@@ -228,8 +222,6 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     found = {
         "turns": sum(len(episode.responses) for episode in episodes) / count,
         "environment_tokens": sum(len(e.tokens) - sum(e.by_model) for e in episodes) / count,
-        "prefilled_tokens": sum(episode.prefilled for episode in episodes) / count,
-        "recomputed_turns": sum(episode.recomputed for episode in episodes) / count,
         "environment_failed": sum(bool(episode.failure) for episode in episodes) / count,
     }
     found |= {f"environment_{cause}": sum(e.failure == cause for e in episodes) / count for cause in CAUSES}

@@ -58,8 +58,7 @@ def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
     if turns.name is not None:
         prompt, new = loop.row_widths[-1], turns.max_turn_tokens or new
     rows = loop.rows * loop.updates_per_rollout
-    own = {"returns_routes": loop.replay_routes, "keeps_turns": turns.name is not None}
-    return SamplerSettings.from_config(loop.sampler, prompt, new, rows, **own)
+    return SamplerSettings.from_config(loop.sampler, prompt, new, rows, returns_routes=loop.replay_routes)
 
 
 def supervised_batch(questions: Sequence[Question], loop: GrpoLoop, episodes: Sequence[Episode] | None = None) -> Batch:

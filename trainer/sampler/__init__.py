@@ -10,6 +10,5 @@ or processes.
 
 from trainer.sampler.engine import Completion, LogitsError, Sampler
 from trainer.sampler.settings import Distribution, SamplerSettings, StopCriteria
-from trainer.sampler.turns import Conversations
 
-__all__ = ["Completion", "Conversations", "Distribution", "LogitsError", "Sampler", "SamplerSettings", "StopCriteria"]
+__all__ = ["Completion", "Distribution", "LogitsError", "Sampler", "SamplerSettings", "StopCriteria"]

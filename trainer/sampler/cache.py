@@ -48,12 +48,9 @@ def places_axes() -> tuple[int, int]:
     return (3, 2) if device is not None and device.device_kind == "cpu" else (2, 2)
 
 
-def ring_size(cfg: Model, layer: int, length: int, spare: int = 0) -> int:
-    """Return the tokens that a layer's ring buffer holds, for rows of at most `length` tokens.
-
-    spare: tokens that a local layer holds beyond its window, so that as many of the newest can be taken back.
-    """
-    return min(cfg.sliding_window + spare, length) if layer_kind(cfg, layer).is_local else length
+def ring_size(cfg: Model, layer: int, length: int) -> int:
+    """Return the tokens that a layer's ring buffer holds, for rows of at most `length` tokens."""
+    return min(cfg.sliding_window, length) if layer_kind(cfg, layer).is_local else length
 
 
 def layers_with_rings(cfg: Model) -> list[int]:
@@ -71,16 +68,13 @@ def memory_axes(rows: str | None) -> Memory:
     return Memory((keys, keys, values), (rows, "heads", None, None))
 
 
-def init_cache(cfg: Model, slots: int, length: int, spare: int = 0) -> KVCache:
-    """Return an empty cache for rows of at most `length` tokens, prompt and response, in the activation dtype.
-
-    spare: see `ring_size`.
-    """
+def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
+    """Return an empty cache for rows of at most `length` tokens, prompt and response, in the activation dtype."""
 
     def rings(axis: int) -> tuple[jax.Array, ...]:
         shapes = []
         for layer in layers_with_rings(cfg):
-            own, size = sized(cfg, layer_kind(cfg, layer)), ring_size(cfg, layer, length, spare)
+            own, size = sized(cfg, layer_kind(cfg, layer)), ring_size(cfg, layer, length)
             shapes.append((slots, own.num_kv_heads, *((size, own.head_dim) if axis == 2 else (own.head_dim, size))))
         return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *CACHE_AXES) for shape in shapes)
 
@@ -116,25 +110,21 @@ def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths:
     return KVCache(keys, values, tuple(map(_placed, memories)))
 
 
-def resize(cache: KVCache, cfg: Model, length: int, ends: jax.Array, spare: int = 0) -> KVCache:
-    """Return the cache with rings for rows of at most `length` tokens.
-
-    ends: int32, of all rows or [slots]: the newest token was written before this step; spare: see `ring_size`.
-    """
+def resize(cache: KVCache, cfg: Model, length: int, step: jax.Array) -> KVCache:
+    """Return the cache with rings for rows of at most `length` tokens; the newest token was written before `step`."""
 
     def resized(axis: int, ring: jax.Array, size: int) -> jax.Array:
         old = ring.shape[axis]
         if old == size:
             return ring
 
-        def moved(row: jax.Array, end: jax.Array) -> jax.Array:
-            by_age = turned(row, end % old, axis - 1)
-            return _to_ring(by_age, jnp.int32(old), end, size, axis - 1)
+        def moved(row: jax.Array) -> jax.Array:
+            by_age = _turned(row, step % old, axis - 1)
+            return _to_ring(by_age, jnp.int32(old), step, size, axis - 1)
 
-        by_row = jax.vmap(moved, in_axes=(0, 0 if ends.ndim else None))
-        return meshes.constrain(by_row(ring, ends), *CACHE_AXES)
+        return meshes.constrain(jax.vmap(moved)(ring), *CACHE_AXES)
 
-    sizes = [ring_size(cfg, layer, length, spare) for layer in layers_with_rings(cfg)]
+    sizes = [ring_size(cfg, layer, length) for layer in layers_with_rings(cfg)]
     parts = zip(places_axes(), cache[:2], strict=True)
     keys, values = (tuple(map(partial(resized, axis), rings, sizes)) for axis, rings in parts)
     return KVCache(keys, values, cache.memories)
@@ -147,35 +137,24 @@ def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int, a
     if bucket < size:
         prompt = jnp.pad(prompt, [(0, size - bucket if i == axis else 0) for i in range(prompt.ndim)])
     held = lax.dynamic_slice_in_dim(prompt, first, size, axis)
-    return turned(held, (length - first - step) % size, axis)
+    return _turned(held, (length - first - step) % size, axis)
 
 
-def turned(x: jax.Array, by: jax.Array, axis: int) -> jax.Array:
+def _turned(x: jax.Array, by: jax.Array, axis: int) -> jax.Array:
     """Return an array whose entry 0 along `axis` is entry `by` of the given one, and so on around."""
     return lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), by, x.shape[axis], axis)
 
 
 def written(
-    rings: tuple[jax.Array, jax.Array],
-    key: jax.Array,
-    value: jax.Array,
-    step: jax.Array,
-    active: jax.Array | None = None,
+    rings: tuple[jax.Array, jax.Array], key: jax.Array, value: jax.Array, step: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return a layer's rings with each row's newest token.
-
-    key, value: [slots, 1, kv_heads, head_dim]; active: bool [slots], False for rows that stay as they are.
-    """
+    """Return a layer's rings with each row's newest token; key, value: [slots, 1, kv_heads, head_dim]."""
     axes = places_axes()
     at = step % rings[0].shape[axes[0]]
-
-    def put(ring: jax.Array, new: jax.Array, axis: int) -> jax.Array:
-        new = jnp.moveaxis(new, 1, axis).astype(ring.dtype)
-        if active is not None:
-            new = jnp.where(active[:, None, None, None], new, lax.dynamic_slice_in_dim(ring, at, 1, axis))
-        return lax.dynamic_update_slice_in_dim(ring, new, at, axis)
-
-    keys, values = (put(*each) for each in zip(rings, (key, value), axes, strict=True))
+    keys, values = (
+        lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 1, axis).astype(ring.dtype), at, axis)
+        for ring, new, axis in zip(rings, (key, value), axes, strict=True)
+    )
     return keys, values
 
 
@@ -186,12 +165,11 @@ def cached_attention(
     step: jax.Array,
     cfg: Model,
     sinks: jax.Array | None = None,
-    window: int | None = None,
 ) -> jax.Array:
     """Attend from each row's newest token to a ring buffer, which has that token.
 
     query: [slots, 1, heads, head_dim], scaled; positions: int32 [slots], of the newest tokens; sinks: see
-    `attention_weights`; window: of a local layer, whose ring may hold more. Returns [slots, 1, heads, head_dim].
+    `attention_weights`. Returns [slots, 1, heads, head_dim].
     """
     slots, _, heads, head_dim = query.shape
     axes = places_axes()
@@ -199,8 +177,6 @@ def cached_attention(
     size, kv_heads = keys.shape[axes[0]], keys.shape[1]
     age = (step - jnp.arange(size)) % size  # age of each place's token, if the row is that old
     seen = age <= positions[:, None]
-    if window is not None and size > window:
-        seen &= age < window
     grouped = query.reshape(slots, kv_heads, heads // kv_heads, head_dim)
     product = "bkgh,bksh->bkgs" if axes[0] == 2 else "bkgh,bkhs->bkgs"
     logits = jnp.einsum(product, grouped, keys, preferred_element_type=jnp.float32)

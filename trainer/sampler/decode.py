@@ -1,7 +1,6 @@
 """Compute prompts, insert rows into slots, and decode a chunk of tokens for each."""
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -165,19 +164,17 @@ class Slots(NamedTuple):
     step: Any  # int32: decoding steps since the beginning, shared by all rows
     cache: KVCache
     said: Said | None  # None without penalties
-    end: Any = None  # int32 [slots]: the step after a row's newest token; None unless rows are kept for their next turn
 
 
-def init_slots(cfg: Model, settings: SamplerSettings, slots: int, length: int) -> Slots:
+def init_slots(cfg: Model, drawn_from: Distribution, slots: int, length: int) -> Slots:
     """Return empty slots. length: tokens of the longest row, prompt and response."""
     none = jnp.zeros(slots, jnp.int32)
     hidden = jnp.zeros((slots, cfg.dim), cfg.activation_dtype)
     said = None
-    if settings.drawn_from.has_penalties:
+    if drawn_from.has_penalties:
         words = jnp.zeros((slots, cfg.vocab_size), jnp.int32)
         said = Said(words > 0, words)
-    cache = caches.init_cache(cfg, slots, length, settings.spare_places)
-    return Slots(hidden, none, none, none, none > 0, jnp.int32(0), cache, said, none if settings.keeps_turns else None)
+    return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.init_cache(cfg, slots, length), said)
 
 
 def insert_prompts(
@@ -201,14 +198,12 @@ def insert_prompts(
         slots.step,
         caches.insert_prompts(slots.cache, prompts.cache, source, lengths, slots.step),
         said,
-        None if slots.end is None else jnp.where(new, slots.step, slots.end),
     )
 
 
-def resize_cache(slots: Slots, cfg: Model, settings: SamplerSettings, length: int) -> Slots:
-    """Return the slots with a cache for rows of at most `length` tokens; no row in flight or kept may be longer."""
-    ends = slots.step if slots.end is None else slots.end
-    return slots._replace(cache=caches.resize(slots.cache, cfg, length, ends, settings.spare_places))
+def resize_cache(slots: Slots, cfg: Model, length: int) -> Slots:
+    """Return the slots with a cache for rows of at most `length` tokens; no row in flight may be longer."""
+    return slots._replace(cache=caches.resize(slots.cache, cfg, length, slots.step))
 
 
 class _DecodeState(NamedTuple):
@@ -262,7 +257,6 @@ def decode(
             step=now.step + 1,
             cache=cache,
             said=said,
-            end=None if now.end is None else jnp.where(now.active, now.step + 1, now.end),
         )
         write = lambda into, new: lax.dynamic_update_slice_in_dim(into, new[:, None], loop.t, axis=1)  # noqa: E731
         taken = None if loop.routes is None else write(loop.routes, routes.joined(chosen, cfg, count))
@@ -286,7 +280,6 @@ def _decode_step(
     rings = dict(zip(caches.layers_with_rings(cfg), zip(*slots.cache[:2], strict=True), strict=True))
     memories = dict(zip(caches.recurrent_layers(cfg), slots.cache.memories, strict=True))
     tokens, positions = token[:, None], slots.position[:, None]
-    writing = None if slots.end is None else slots.active  # others may be kept
     first = x = decoder.embed(copy, cfg, tokens, positions)
     own_input = per_layer.layer_input(copy, cfg, tokens)
     for i, weights in enumerate(copy["layers"]):
@@ -302,15 +295,11 @@ def _decode_step(
             source: int = source,
         ) -> jax.Array:
             if source == i:
-                rings[i] = caches.written(rings[i], key, value, slots.step, writing)
-            return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg, sinks, window)
+                rings[i] = caches.written(rings[i], key, value, slots.step)
+            return caches.cached_attention(query, rings[source], slots.position, slots.step, cfg, sinks)
 
         def recall(inputs: delta_net.Inputs, kernels: tuple[jax.Array, ...], i: int = i) -> jax.Array:
-            old = memories[i]
-            out, new = delta_net.run(inputs, kernels, old)
-            if writing is not None:
-                new = jax.tree.map(partial(jnp.where, writing[:, None, None, None]), new, old)
-            memories[i] = new
+            out, memories[i] = delta_net.run(inputs, kernels, memories[i])
             return out
 
         shared = rings[source] if kind.shares else None

@@ -12,10 +12,8 @@ from conf.formats import RunFileError
 from conf.schema.training.model import Model
 from trainer.models.weights import Params
 from trainer.sampler import decode
-from trainer.sampler.cache import recurrent_layers
 from trainer.sampler.programs import SamplerPrograms
 from trainer.sampler.settings import SamplerSettings, StopCriteria
-from trainer.sampler.turns import Conversations, KeptRow
 
 
 class LogitsError(RuntimeError):
@@ -28,8 +26,7 @@ class Completion(NamedTuple):
     row: prompt * samples + sample; tokens: int32 [n], including the token that ended it; logprobs: float32
     [n], in the distribution each token was drawn from; finished: True if a stop ended it, False if truncated; versions:
     int32 [n], of the weights that drew each token, if they may change meanwhile; routes: the experts that each
-    token took, [prompt + n, layers, per_token], if they are wanted; prefilled: tokens of the prompt that were computed,
-    0 for further samples of a prompt.
+    token took, [prompt + n, layers, per_token], if they are wanted.
     """
 
     row: int
@@ -38,13 +35,11 @@ class Completion(NamedTuple):
     finished: bool
     versions: np.ndarray | None = None
     routes: np.ndarray | None = None
-    prefilled: int = 0
 
 
 @dataclass
 class _ActiveRow:
     number: int
-    prefilled: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -85,27 +80,21 @@ class Sampler:
         partial_response: Callable[[int, Sequence[int]], object] | None = None,
         numbers: Sequence[int] | None = None,
         weights: Callable[[], tuple[Params, int]] | None = None,
-        conversations: Conversations | None = None,
     ) -> Iterator[Completion]:
         """Yield `samples` responses to each prompt as they end, in the same order on every process.
 
         The devices decode the next chunk meanwhile. between: called before each chunk; an exception from it ends the
         draw. partial_response: called after each chunk with the row and the tokens so far of each response. numbers:
         of each row, for its randomness; by default its place. weights: returns the copy for the next chunk and its
-        version; the cache of earlier tokens stays. conversations: rows whose numbers it has go on where they ended, if
-        their prompts do and `settings.keeps_turns`; it keeps them for the next turn. Raises
-        RunFileError if a prompt is longer than `max_prompt_length`, LogitsError if the logits of a row are not finite.
+        version; the cache of earlier tokens stays. Raises RunFileError if a prompt is longer than
+        `max_prompt_length`, LogitsError if the logits of a row are not finite.
         """
         longest = max(len(prompt) for prompt in prompts)
         if longest > self.settings.max_prompt_length:
             raise RunFileError(
                 f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self.settings.max_prompt_length}"
             )
-        if not self.settings.keeps_turns or weights is not None:
-            conversations = None
-        generation = _Generation(
-            self, copy, prompts, samples, key, temperature, partial_response, numbers, weights, conversations
-        )
+        generation = _Generation(self, copy, prompts, samples, key, temperature, partial_response, numbers, weights)
         return generation.run(between)
 
 
@@ -123,7 +112,6 @@ class _Generation:
         partial_response: Callable[[int, Sequence[int]], object] | None,
         numbers: Sequence[int] | None,
         weights: Callable[[], tuple[Params, int]] | None,
-        conversations: Conversations | None,
     ) -> None:
         self.partial_response = partial_response
         self.numbers = numbers or range(len(prompts) * samples)
@@ -137,22 +125,16 @@ class _Generation:
             (jax.device_get(jax.random.key_data(key)), np.array(temperature, np.float32))
         )
         self.rows_by_slot: list[_ActiveRow | None] = [None] * sampler.slots
-        self.asked: Sequence[int] = range(len(prompts))
-        """The prompts to compute whole."""
-        self.next_row = 0  # of these
-        self.conversations = conversations
-        held = Conversations() if conversations is None else conversations.take(copy)
-        self.kept: dict[int, KeptRow] = held.rows  # by slot, which is free otherwise
-        self.cache_length = held.cache_length
-        self.cache_lengths = sorted({*self.settings.cache_lengths(self.bucket), self.cache_length} - {0})
-        self.slots: decode.Slots | None = held.slots
+        self.next_row = 0  # row
+        self.cache_lengths = self.settings.cache_lengths(self.bucket)
+        self.cache_length = 0
+        self.slots: decode.Slots | None = None
         """None before the first rows. Nothing else may refer to it: a resize would keep a cache that is not needed."""
         self.prefilled_group, self.prefilled = -1, None
         self.prompt_routes: np.ndarray | None = None  # of the group, on the host
 
     def run(self, between: Callable[[], None]) -> Iterator[Completion]:
         ended: list[Completion] = []
-        self._go_on()
         while True:
             self._fill_slots()
             if not any(self.rows_by_slot):
@@ -165,72 +147,26 @@ class _Generation:
             self.slots, *told = self.programs.decode(self.copy, self.slots, wanted, *self.key_and_temperature)
             yield from ended  # while the devices decode
             ended = self._collect_chunk(*jax.device_get(told))
-        if (later := self.conversations) is not None:
-            later.copy, later.slots, self.slots = self.copy, self.slots, None
-            later.cache_length, later.rows = self.cache_length, self.kept
         yield from ended
-
-    def _go_on(self) -> None:
-        """Take the rows that slots keep, and compute what is new of their prompts."""
-        kept, self.kept = self.kept, {}
-        if self.samples > 1 or not kept:
-            return
-        row_of = {number: row for row, number in enumerate(self.numbers)}
-        going: dict[int, _ActiveRow] = {}
-        rest: dict[int, list[int]] = {}
-        facts = np.zeros((3, len(self.rows_by_slot)), np.int32)
-        for slot, old in kept.items():
-            row = row_of.get(old.number)
-            found = None if row is None else old.rest(self.prompts[row])
-            if row is None or found is None:
-                continue
-            facts[1, slot], rest[slot] = found
-            facts[2, slot] = old.number
-            active = self.rows_by_slot[slot] = going[slot] = _ActiveRow(row, len(rest[slot]))
-            if old.routes is not None:
-                active.routes.append(old.routes[: len(self.prompts[row]) - len(rest[slot])])
-        numbers = {row.number for row in going.values()}
-        self.asked = [row for row in self.asked if row not in numbers]
-        if going:
-            self._fit_cache()
-        widths = self.settings.extension_widths
-        while longest := max(map(len, rest.values()), default=0):
-            width = next((width for width in widths if width >= longest), widths[-1])
-            tokens = np.zeros((len(self.rows_by_slot), width), np.int32)
-            for slot, new in rest.items():
-                facts[0, slot] = min(len(new), width)
-                tokens[slot, : facts[0, slot]] = new[:width]
-            given = self.programs.shard_by_row(tokens), self.programs.replicate(facts)
-            self.slots, taken = self.programs.extend(self.copy, self.slots, *given)
-            if taken is not None:
-                taken = jax.device_get(taken)
-                for slot, active in going.items():
-                    active.routes.append(taken[slot, : facts[0, slot]].copy())
-            rest = {slot: new[width:] for slot, new in rest.items()}
-            facts[1] = 0
 
     def _fill_slots(self) -> None:
         """Fill the free slots with waiting rows."""
         free = [slot for slot, row in enumerate(self.rows_by_slot) if row is None]
-        free.sort(key=lambda slot: slot in self.kept)
-        while free and self.next_row < len(self.asked) * self.samples:
+        while free and self.next_row < len(self.prompts) * self.samples:
             first = self._prefill_group(self.next_row)
-            last = min(first + self.prefill_batch, len(self.asked)) * self.samples
+            last = min(first + self.prefill_batch, len(self.prompts)) * self.samples
             sources = np.full((3, len(self.rows_by_slot)), -1, np.int32)
             for slot in free[: last - self.next_row]:
-                place, sample = divmod(self.next_row, self.samples)
-                number = self.asked[place] * self.samples + sample
-                length = len(self.prompts[self.asked[place]])
-                sources[:, slot] = place - first, length, self.numbers[number]
-                row = self.rows_by_slot[slot] = _ActiveRow(number, 0 if sample else length)
-                self.kept.pop(slot, None)
+                prompt = self.next_row // self.samples
+                sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.numbers[self.next_row]
+                row = self.rows_by_slot[slot] = _ActiveRow(self.next_row)
                 if self.prompt_routes is not None:
-                    row.routes.append(self.prompt_routes[place - first, :length])
+                    row.routes.append(self.prompt_routes[prompt - first, : len(self.prompts[prompt])])
                 self.next_row += 1
             free = [slot for slot in free if self.rows_by_slot[slot] is None]
             self._fit_cache()
             self.slots = self.programs.insert_prompts(self.slots, self.prefilled, self.programs.replicate(sources))
-        if self.next_row >= len(self.asked) * self.samples:
+        if self.next_row >= len(self.prompts) * self.samples:
             self.prefilled = None
 
     def _fit_cache(self) -> None:
@@ -242,7 +178,6 @@ class _Generation:
             for row in self.rows_by_slot
             if row is not None
         ]
-        lengths += [len(row.tokens) + row.back for row in self.kept.values()]
         needed = next(length for length in self.cache_lengths if length >= max(lengths))
         if self.slots is None:
             self.cache_length, self.slots = needed, self.programs.init_slots(needed)
@@ -252,14 +187,13 @@ class _Generation:
             self.slots = self.programs.resize_cache(self.slots, self.cache_length)
             jax.block_until_ready(self.slots)  # else the next step could allocate a third cache before this one has run
 
-    def _prefill_group(self, asked: int) -> int:
+    def _prefill_group(self, row: int) -> int:
         """Return the index of the first prompt in the row's prefill group, after computing the group if necessary."""
-        first = asked // self.samples // self.prefill_batch * self.prefill_batch
+        first = row // self.samples // self.prefill_batch * self.prefill_batch
         if first != self.prefilled_group:
             lengths = np.ones(self.prefill_batch, np.int32)
             tokens = np.zeros((self.prefill_batch, self.bucket), np.int32)
-            for i, row in enumerate(self.asked[first : first + self.prefill_batch]):
-                prompt = self.prompts[row]
+            for i, prompt in enumerate(self.prompts[first : first + self.prefill_batch]):
                 lengths[i], tokens[i, : len(prompt)] = len(prompt), prompt
             self.prefilled = None  # only one group at a time is kept on the devices
             self.prefilled_group = first
@@ -301,20 +235,10 @@ class _Generation:
                         finished=stop is not None or by_token,
                         versions=None if self.weights is None else np.array(row.versions[:length], np.int32),
                         routes=self._routes_of(row, length) if row.routes else None,
-                        prefilled=row.prefilled,
                     )
                 )
                 self.rows_by_slot[slot] = None
-                if self.conversations is not None:
-                    self.kept[slot] = self._keep(row, length)
         return ended
-
-    def _keep(self, row: _ActiveRow, length: int) -> KeptRow:
-        """Return what the slot of a row keeps of it. length: of its response."""
-        tokens = [*self.prompts[row.number // self.samples], *row.tokens[:length]]
-        takes_back = not (recurrent_layers(self.programs.cfg) or self.settings.drawn_from.has_penalties)
-        known = np.concatenate(row.routes)[: len(tokens)] if row.routes else None
-        return KeptRow(self.numbers[row.number], tokens, len(row.tokens) - length, takes_back, known)
 
     def _routes_of(self, row: _ActiveRow, length: int) -> np.ndarray:
         """Return the routes of a prompt and the first tokens of its response, see `Completion`."""

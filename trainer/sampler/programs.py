@@ -18,7 +18,7 @@ from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.models.delta_net import Memory
 from trainer.models.weights import Params
-from trainer.sampler import copies, decode, turns
+from trainer.sampler import copies, decode
 from trainer.sampler.cache import CACHE_AXES, PREFILL_AXES, KVCache, layers_with_rings, memory_axes, recurrent_layers
 from trainer.sampler.copies import abstract_params, copy_params, param_shardings, sampler_mesh, sampler_model
 from trainer.sampler.decode import PrefillResult, Said, Slots, prefill
@@ -100,12 +100,9 @@ class SamplerPrograms:
             (slots, REPLICATED, self._waiting_specs().routes),
             donated=(1,),
         )
-        gone_on = (copy, slots, ROW_SHARDED, COLUMN_SHARDED)
-        extended = self._per_device(partial(turns.extend, self.cfg, settings), gone_on, (slots, routes))
-        self.extend = self._jit("extend", extended, (slots, self._waiting_specs().routes), donated=(1,))
         lengths = {length for bucket in settings.buckets for length in settings.cache_lengths(bucket)}
         self._init = {
-            length: self._jit("empty", partial(decode.init_slots, self.cfg, settings, self.slots, length), slots)
+            length: self._jit("empty", partial(decode.init_slots, self.cfg, drawn_from, self.slots, length), slots)
             for length in lengths
         }
         self._resize = {length: self._build_resize(length, slots) for length in lengths}
@@ -174,18 +171,13 @@ class SamplerPrograms:
             slots, suffix = self._abstract_slots(length), "" if length == lengths[-1] else f"_{length}"
             yield f"admit{suffix}", self.insert_prompts, (slots, waiting, rows), copy
             yield f"decode{suffix}", self.decode, (copy, slots, wanted, key, temperature), waiting
-            for width in self.settings.extension_widths[-1 if longest_only else 0 :]:
-                tokens, rest = self._abstract(
-                    (jax.ShapeDtypeStruct((self.slots, width), "int32"), rows), (ROW_SHARDED, REPLICATED)
-                )
-                yield f"extend_{width}{suffix}", self.extend, (copy, slots, tokens, rest), ()
         growing = list(pairwise(lengths))
         for old, new in growing[-1:] if longest_only else [*growing, *((new, old) for old, new in growing)]:
             yield f"resize_{old}_to_{new}", self._resize[new], (self._abstract_slots(old),), (copy, waiting)
 
     def _abstract_slots(self, length: int) -> Slots:
         """Return the shapes and shardings of slots whose cache has this length."""
-        empty = partial(decode.init_slots, self.cfg, self.settings, self.slots, length)
+        empty = partial(decode.init_slots, self.cfg, self.settings.drawn_from, self.slots, length)
         slots = jax.eval_shape(self._on_mesh(empty))
         return self._abstract(slots, self._slot_specs())
 
@@ -202,7 +194,7 @@ class SamplerPrograms:
         """Return the program that gives the cache this length. slots: partitions."""
 
         def resized(old: Slots) -> Slots:
-            return decode.resize_cache(old, self.cfg, self.settings, length)
+            return decode.resize_cache(old, self.cfg, length)
 
         return self._jit("resize", self._per_device(resized, (slots,), slots), slots)
 
@@ -214,8 +206,7 @@ class SamplerPrograms:
     def _slot_specs(self) -> Slots:
         said = Said(ROW_SHARDED, ROW_SHARDED) if self.settings.drawn_from.has_penalties else None
         by_row = (ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED, ROW_SHARDED)
-        end = ROW_SHARDED if self.settings.keeps_turns else None
-        return Slots(*by_row, REPLICATED, self._cache_specs(CACHE_AXES), said, end)
+        return Slots(*by_row, REPLICATED, self._cache_specs(CACHE_AXES), said)
 
     def _cache_specs(self, axes: tuple[str | None, ...]) -> KVCache:
         """Return the partitions of a cache whose arrays of keys and values have these logical axes."""

@@ -11,7 +11,6 @@ from trainer.tokenizer.loading import Tokenizer
 MIN_BUCKET = 128
 MIN_CACHE_LENGTH = 256
 """Places below which a shorter cache saves less than its programs take to compile."""
-EXTENSION_WIDTHS = (16, 128)
 LANES = 128
 """TPUs pad the places of a cache to a multiple of this."""
 
@@ -56,7 +55,6 @@ class SamplerSettings:
         max_new_tokens: maximum length of a response, in tokens.
         slots: rows in flight; rounded up to a multiple of the devices that share them.
         returns_routes: whether responses tell the experts of their tokens.
-        keeps_turns: whether rows may go on where they ended, see `trainer.sampler.turns`.
     """
 
     max_prompt_length: int
@@ -67,33 +65,15 @@ class SamplerSettings:
     dtype: str | None = None
     mesh: Mesh | None = None
     returns_routes: bool = False
-    keeps_turns: bool = False
 
     @classmethod
     def from_config(
-        cls,
-        sampling: Sampling,
-        max_prompt_length: int,
-        max_new_tokens: int,
-        rows: int,
-        *,
-        returns_routes: bool,
-        keeps_turns: bool = False,
+        cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int, *, returns_routes: bool
     ) -> "SamplerSettings":
         """Return the settings of a loop that draws `rows` responses with one policy."""
         slots, drawn_from = min(rows, sampling.slots or rows), Distribution.of(sampling)
         sizes = (max_prompt_length, max_new_tokens, slots, sampling.chunk)
-        return cls(*sizes, drawn_from, sampling.dtype, sampling.mesh, returns_routes, keeps_turns)
-
-    @property
-    def spare_places(self) -> int:
-        """Return how many tokens after the end of a kept row the cache must take back: those of its last chunk."""
-        return min(self.chunk, self.max_new_tokens) - 1 if self.keeps_turns else 0
-
-    @property
-    def extension_widths(self) -> list[int]:
-        """Return the tokens per row of the programs that extend rows; more are computed part by part."""
-        return sorted({min(width, self.max_prompt_length) for width in EXTENSION_WIDTHS}) if self.keeps_turns else []
+        return cls(*sizes, drawn_from, sampling.dtype, sampling.mesh, returns_routes)
 
     @property
     def buckets(self) -> list[int]:

@@ -76,15 +76,7 @@ class Scripted:
         self.prompts, self.numbers, self.keys = list[Any](), list[Any](), list[Any]()
 
     def generate(
-        self,
-        copy: Any,
-        prompts: Any,
-        samples: int,
-        key: jax.Array,
-        heat: float,
-        between: Any,
-        numbers: Any = None,
-        conversations: Any = None,
+        self, copy: Any, prompts: Any, samples: int, key: jax.Array, heat: float, between: Any, numbers: Any = None
     ) -> Iterator[Completion]:
         self.keys.append(tuple(jax.random.key_data(key).tolist()))
         self.prompts.append([bytes(t for t in prompt if t < 256).decode() for prompt in prompts])
@@ -96,10 +88,7 @@ class Scripted:
             ended = not text.endswith("…")
             tokens = np.array([*text.removesuffix("…").encode(), *([EOS_ID] if ended else [])], np.int32)
             routes = np.full((len(prompts[row // samples]) + len(tokens), 2, 1), len(self.prompts), np.uint8)
-            logprobs = -1 - np.arange(len(tokens), dtype=np.float32)
-            whole = len(prompts[row // samples])  # the last rows find nothing kept
-            prefilled = whole if number > 1 or not numbers else 1
-            yield Completion(row, tokens, logprobs, ended, routes=routes, prefilled=prefilled)
+            yield Completion(row, tokens, -1 - np.arange(len(tokens), dtype=np.float32), ended, routes=routes)
 
 
 def loop(**changes: Any) -> GrpoLoop:
@@ -143,9 +132,6 @@ def test_turns_alternate_and_only_the_policys_tokens_are_its_own(pool: Environme
     found = episode_metrics(played)
     assert (found["turns"], found["environment_tokens"], found["environment_heard"]) == (2, 3, 2)
     assert found["environment_failed"] == 0
-    assert [episode.prefilled for episode in played] == [2 + 1, 2, 2 + 7 + 13, 2 + 7]
-    assert [episode.recomputed for episode in played] == [0, 0, 2, 1]
-    assert (found["prefilled_tokens"], found["recomputed_turns"]) == (9, 3 / 4)
 
 
 @pytest.mark.parametrize(

@@ -62,5 +62,5 @@ def test_programs_of_later_turns_are_listed(grpo_run: Any) -> None:
     rows = raw["loop"]["prompts_per_step"] * raw["loop"]["group_size"] * raw["loop"]["updates_per_rollout"]
     first, later = (found[name].arguments[1].shape for name in ("prefill", "prefill_turn"))
     assert (first, later) == ((rows // 2, 40), (rows, 40))
-    assert {"admit_turn", "extend_40"} <= found.keys()
+    assert "admit_turn" in found
     assert "decode_turn" not in found

@@ -76,9 +76,7 @@ def test_each_length_of_the_cache_has_programs_and_the_longest_decides_what_fits
 
 def test_local_layers_hold_their_window_only():
     cfg = model_of(num_layers=3, attention_pattern="LLG")
-    slots = jax.eval_shape(
-        lambda: decode.init_slots(cfg, SamplerSettings(PROMPT, RESPONSE, SLOTS, 8), SLOTS, PROMPT + RESPONSE)
-    )
+    slots = jax.eval_shape(lambda: decode.init_slots(cfg, Distribution(), SLOTS, PROMPT + RESPONSE))
     assert [ring.shape for ring in slots.cache.values] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
 
 
