@@ -285,11 +285,13 @@ def _later_problem(file: Path, columns: Iterable[str]) -> str:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
             if stream.tell() > MAX_LINE_BYTES:
                 break
+            if not line.strip():
+                continue
             try:
-                lacks = [each for each in columns if each not in _row(number, line, columns)] if line.strip() else []
+                row = _row(number, line, columns)
             except _UnreadableError as error:
                 return str(error)
-            if lacks:
+            if lacks := [each for each in columns if each not in row]:
                 return f"line {number} has no column {lacks[0]!r}, which the first row has"
     return ""
 

@@ -146,7 +146,7 @@ class Follower:
     _ends: list[tuple[int, State]] = field(default_factory=list)
     _last_verdict: Verdict = field(default_factory=lambda: Verdict(VerdictKind.RUNNING))
     _waiting_since: float | None = None
-    _maintained_until: float = 0.0  # nobody could answer before: silence counts from there
+    _maintained_until: float = 0.0
     _tracebacks: TracebackWatch = field(default_factory=TracebackWatch)
 
     def follow(self) -> AttemptOutcome | None:
@@ -268,7 +268,7 @@ class Follower:
             Observation(
                 pod=pod.latest(),
                 workers=tuple(
-                    stream.status(now, self._heard_of_since(pod), self._tracebacks.thread_exception(worker))
+                    stream.status(now, self._audible_since(pod), self._tracebacks.thread_exception(worker))
                     for worker, stream in enumerate(streams)
                 ),
                 idle_seconds=self._idle_seconds(streams, pod, steps),
@@ -281,9 +281,9 @@ class Follower:
         )
 
     def _idle_seconds(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> float:
-        return self.context.clock.monotonic() - max(steps.last_activity, streams[0].opened, self._heard_of_since(pod))
+        return self.context.clock.monotonic() - max(steps.last_activity, streams[0].opened, self._audible_since(pod))
 
-    def _heard_of_since(self, pod: PodWatch) -> float:
+    def _audible_since(self, pod: PodWatch) -> float:
         return max(pod.api_up_since, self._maintained_until)
 
     def _should_wait(self, verdict: Verdict) -> bool:

@@ -67,7 +67,8 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
 def _tensor_sizes(cfg: Model, devices: int) -> list[int]:
     """Return the sizes of the axis `tensor` that split the model evenly, in order.
 
-    Parts of an expert's width are whole lanes: on TPU, others would be padded, and copied before each chunk.
+    Parts of an expert's width are whole lanes if the width is: on TPU, others would be padded, and copied before each
+    chunk.
     """
     common = math.gcd(
         devices,

@@ -171,7 +171,7 @@ class Environment(Strict):
         gt=0, le=1024, description="What one call prints, returns, or writes to a file at most, in MiB."
     )
     workers: int = Field(ge=1, le=256, description="Processes with environments, per worker.")
-    sandbox: Sandbox = Sandbox.model_construct(  # run.yaml of runs before 2026-11-29 says nothing
+    sandbox: Sandbox = Sandbox.model_construct(  # run.yaml before 2026-11-29 lacks it; to check it builds a schema
         cpu_seconds=60.0, wall_seconds=30.0, memory_gib=4.0, disk_mib=256.0, processes=64, network="none"
     )
 

@@ -32,12 +32,12 @@ from trainer.step.program import Program
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
 
-def run(raw: dict, folder: Path, *flags: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(raw: dict, folder: Path, *flags: str, code: int = 0, seconds: float = 540) -> subprocess.CompletedProcess[str]:
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(raw))
     command = [sys.executable, "-m", "trainer.fit", str(file), *flags]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for CPU tests
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=False, env=env)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=env)
     assert ended.returncode == code, ended.stderr[-2000:]
     return ended
 
@@ -139,7 +139,7 @@ def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
     ended = run(raw, tmp_path, "--json", code=2)
     found = json.loads(ended.stdout)
     assert next(v["short_gib"] for v in found["programs"] if v["name"] == "update") > 0
-    assert "tried model.remat=" in ended.stderr
+    assert re.search("tried model.remat=(full|chunks)", ended.stderr)
     assert all(v["fits"] for v in found["fix"]["programs"])
 
 
@@ -155,7 +155,7 @@ def test_the_sampler_of_the_experiments_with_large_models_fits(experiment, tmp_p
     assets = [*config.assets.datasets, *config.assets.models]
     raw = yaml.safe_load(render(config, "fit", "bucket", {name: name for name in assets}))
     only, parts = {"reshard", "decode"}, {f"reshard_{number}" for number in range(2, 20)}
-    found = json.loads(run(raw, tmp_path, "--json", "--only", ",".join(only | parts)).stdout)["programs"]
+    found = json.loads(run(raw, tmp_path, "--json", "--only", ",".join(only | parts), seconds=1800).stdout)["programs"]
     assert only < {verdict["name"] for verdict in found} < only | parts
     for verdict in found:
         assert verdict["fits"]
